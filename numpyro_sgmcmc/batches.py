@@ -1,0 +1,174 @@
+"""
+Which rows: the second door of chance. A scheme is a pure function of a key and a batch number, so a chain keeps one
+key and one counter whatever the size of its data.
+
+Schemes that do not repeat rows rest on :func:`permute`, a keyed pseudo-random permutation of ``0 .. size - 1`` that is
+evaluated only where it is asked for: a Feistel network over a grid ``a x b`` that just covers the rows, with cycle
+walking for the few cells that are not rows (Black & Rogaway 2002).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+import math
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.base import Plate, Rows, RowScheme, RowsState
+
+_ROUNDS = 6
+
+
+def _round(right: jax.Array, key: jax.Array, size: int) -> jax.Array:
+    """A keyed hash of ``right`` into ``0 .. size - 1`` (two rounds of multiply and shift)."""
+    x = (right ^ key) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    # the upper 16 bits times size: a multiplication in place of a division
+    return ((x >> 16) * jnp.uint32(size)) >> 16
+
+
+def _add(left: jax.Array, right: jax.Array, size: int) -> jax.Array:
+    """Sum modulo ``size`` of two numbers below it."""
+    x = left + right
+    return jnp.where(x >= size, x - jnp.uint32(size), x)
+
+
+def permute(rng_key: jax.Array, x: jax.Array, size: int) -> jax.Array:
+    """
+    Images of ``x`` under a pseudo-random permutation of ``0 .. size - 1``, in O(len(x)) time and memory.
+
+    :param rng_key: names the permutation.
+    :param x: integers in ``0 .. size - 1``, any shape.
+    :param int size: at most 2**31 - 1.
+    :return: int32 array of the shape of ``x``. Each of the images is uniform over the rows exactly (a random
+        rotation follows the network), pairs of them to within the quality of the hash.
+    """
+    if size >= 2**31:
+        raise ValueError(f"a plate of {size} rows is more than int32 row numbers can tell apart.")
+    if size == 1:
+        return jnp.zeros(jnp.shape(x), jnp.int32)
+    a = math.isqrt(size - 1) + 1
+    b = -(-size // a)
+    keys = random.bits(rng_key, (_ROUNDS + 1,), jnp.uint32)
+
+    def network(x):
+        left, right = x // jnp.uint32(b), x % jnp.uint32(b)
+        for r in range(0, _ROUNDS, 2):
+            left = _add(left, _round(right, keys[r], a), a)
+            right = _add(right, _round(left, keys[r + 1], b), b)
+        return left * jnp.uint32(b) + right
+
+    y = network(jnp.asarray(x).astype(jnp.uint32))
+    if a * b > size:
+        y = lax.while_loop(
+            lambda y: jnp.any(y >= size), lambda y: jnp.where(y >= size, network(y), y), y
+        )
+    return _add(y, keys[_ROUNDS] % jnp.uint32(size), size).astype(jnp.int32)
+
+
+@dataclass(frozen=True)
+class Reshuffled:
+    """
+    Random reshuffling: each epoch runs through a new random order of the rows, a batch at a time.
+
+    Within an epoch the errors of the minibatch gradients cancel, which removes most of the excess variance that
+    i.i.d. minibatches cause as long as an epoch is short compared with the relaxation of the chain (Paulin et al. 2025).
+    Rows that do not fill a last batch are left out of that epoch; every epoch starts anew, so every row is equally
+    likely at every step.
+
+    :param bool contiguous: hand out neighbouring rows, the blocks in random order and their boundaries shifted at
+        random each epoch. 4 to 5 times faster on large data, for memory is read in order. The rows of the data must
+        be in random order themselves (:func:`shuffle_rows`): blocks of sorted data are unlike each other, which makes
+        the gradients noisier and, as their partition is nearly fixed, noisy in the same directions in every epoch.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> from numpyro_sgmcmc import Reshuffled
+        >>> epoch = [Reshuffled()(random.key(0), jnp.array(t), 12, 4) for t in range(3)]
+        >>> sorted(jnp.concatenate(epoch).tolist()) == list(range(12))
+        True
+    """
+
+    contiguous: bool = False
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        batches = size // batch_size
+        epoch, position = t // batches, t % batches
+        key = random.fold_in(rng_key, epoch)
+        if not self.contiguous:
+            return permute(key, position * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size)
+        key_start, key_order = random.split(key)
+        start = random.randint(key_start, (), 0, size).astype(jnp.uint32)
+        block = permute(key_order, position, batches) * batch_size
+        first = _add(start, block.astype(jnp.uint32), size)
+        return _add(first, jnp.arange(batch_size, dtype=jnp.uint32), size).astype(jnp.int32)
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """
+    A fresh batch of distinct rows at every step, independent of the batches before.
+    """
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        return permute(random.fold_in(rng_key, t), jnp.arange(batch_size, dtype=jnp.int32), size)
+
+
+@dataclass(frozen=True)
+class WithReplacement:
+    """
+    Rows drawn independently of each other; a row may come twice in a batch.
+    """
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        return random.randint(random.fold_in(rng_key, t), (batch_size,), 0, size, jnp.int32)
+
+
+def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:
+    """
+    The rows of the next batch of every plate, and the state after it. Crossed plates draw independently.
+    """
+    keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
+    rows = {
+        name: scheme(key, state.t, plate.size, plate.batch_size)
+        for key, (name, plate) in zip(keys, plates.items())
+    }
+    return rows, state._replace(t=state.t + 1)
+
+
+def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:
+    """
+    Put the rows of the arrays into one common random order, once, before ``Reshuffled(contiguous=True)``.
+
+    :param rng_key: random key.
+    :param arrays: arrays with the same number of rows; NumPy arrays stay on the host.
+    :return: the shuffled array, or a tuple of them.
+    :raises ValueError: the arrays differ in their number of rows.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpy as np
+        >>> from numpyro_sgmcmc import shuffle_rows
+        >>> X, y = shuffle_rows(random.key(0), np.arange(6).reshape(3, 2), np.arange(3))
+        >>> bool((X[:, 0] == 2 * y).all())
+        True
+    """
+    lengths = [np.shape(array)[0] if np.ndim(array) else None for array in arrays]
+    if not arrays or None in lengths or len(set(lengths)) > 1:
+        raise ValueError(f"shuffle_rows needs arrays with one common number of rows, got {lengths}.")
+    order = random.permutation(rng_key, lengths[0])
+    shuffled = tuple(
+        array[np.asarray(order)] if isinstance(array, np.ndarray) else jnp.asarray(array)[order]
+        for array in arrays
+    )
+    return shuffled[0] if len(shuffled) == 1 else shuffled

@@ -1,0 +1,210 @@
+"""
+Decides which plates are cut to minibatches, and refuses by name what cannot be sampled so, with the way out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+
+from numpyro_sgmcmc.base import Plate
+from numpyro_sgmcmc.plates import Structure, outline
+
+
+def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
+    """
+    What can be said of ``batch_size`` before a model is seen.
+
+    :raises TypeError: not an int, a dict of ints, or None.
+    :raises ValueError: smaller than 1.
+    """
+    if batch_size is None:
+        return None
+    if isinstance(batch_size, Mapping):
+        return {name: _count(f"batch_size[{name!r}]", n) for name, n in batch_size.items()}
+    return _count("batch_size", batch_size)
+
+
+def _count(what: str, n: Any) -> int:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{what}={n!r}: give a whole number of rows, a dict {{plate: rows}}, or None.")
+    if n < 1:
+        raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size=None uses all of the data.")
+    return int(n)
+
+
+def judged(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: int | Mapping[str, int] | None
+) -> tuple[dict[str, Plate], Structure]:
+    """
+    The minibatched plates and the outline of the model cut to them.
+
+    :raises ValueError: by name, whatever would make the minibatch potential wrong.
+    """
+    siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
+    whole = _outline_or_explain(model, args, kwargs)
+    _refuse_latents(whole)
+    sizes = _batch_sizes(whole, batch_size, siblings)
+    _refuse_declared_in_gibbs(whole, batch_size, kwargs)
+    plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}
+    for name, site in whole.latents.items():
+        for plate in site.plates:
+            if plate in plates:
+                raise ValueError(
+                    f"latent site {name!r} stands inside the minibatched plate {plate!r}, so each minibatch would "
+                    f"sample other variables under the same name. Marginalise {name!r}, move it out of {plate!r}, or "
+                    f"use all rows of {plate!r}."
+                )
+    if not plates:
+        return plates, whole
+    try:
+        cut = outline(model, args, kwargs, sizes)
+    except Exception as error:
+        raise ValueError(
+            f"the model fails when {_list(plates)} is cut to {_sizes(plates)} rows. Every array with a row for each "
+            "element of the plate must be indexed by it: `with numpyro.plate(...) as rows: x[rows]`, or "
+            f"`numpyro.subsample(x, event_dim=0)` inside it. (Arrays that the model closes over must be jax arrays.) "
+            f"The failure was: {type(error).__name__}: {error}"
+        ) from error
+    _refuse_unindexed(cut, plates)
+    return plates, cut
+
+
+def _outline_or_explain(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
+    try:
+        return outline(model, args, kwargs, {})
+    except ValueError as error:
+        if "Missing random key to generate subsample indices" in str(error):
+            raise ValueError(
+                "a plate with a subsample_size stands inside `scan` (or another control flow statement), where a "
+                "kernel cannot choose its rows. Put the plate outside: index the data by it first, then run over "
+                "time inside it with a vectorised distribution and `.to_event(1)`."
+            ) from error
+        raise
+
+
+def _refuse_latents(structure: Structure) -> None:
+    if not structure.latents:
+        raise ValueError("the model has no latent sample site, so there is nothing to sample.")
+    for name, site in structure.latents.items():
+        if site.discrete:
+            raise ValueError(
+                f"latent site {name!r} is discrete and has no gradient. Sum it out (`MixtureSameFamily` for mixtures), "
+                "or sample it in a block of its own with `numpyro.infer.Gibbs`."
+            )
+        if site.delta:
+            raise ValueError(f"latent site {name!r} has a Delta distribution; use `numpyro.deterministic` instead.")
+    if structure.mutable:
+        raise ValueError(
+            f"mutable site {structure.mutable[0]!r} (running statistics such as BatchNorm's) would never be updated, "
+            "as a potential has no memory. Use a layer without running statistics, LayerNorm for one."
+        )
+
+
+def _batch_sizes(
+    structure: Structure, batch_size: int | Mapping[str, int] | None, siblings: frozenset[str]
+) -> dict[str, int]:
+    declared = {name: n for name, (size, n) in structure.plates.items() if n is not None and n < size}
+    if batch_size is None:
+        return declared
+    if isinstance(batch_size, Mapping):
+        chosen = dict(batch_size)
+    else:
+        chosen = {_the_data_plate(structure, batch_size, siblings): batch_size}
+    for name, n in chosen.items():
+        if name in structure.in_scan:
+            raise ValueError(_scan_message(name))
+        if name not in structure.plates:
+            raise ValueError(f"batch_size names the plate {name!r}, but the model has {_known(structure)}.")
+        size = structure.plates[name][0]
+        if n >= size:
+            raise ValueError(
+                f"batch_size={n} for plate {name!r} of {size} rows: a minibatch must be smaller than the plate. "
+                "batch_size=None uses all of the data."
+            )
+    return declared | chosen
+
+
+def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str]) -> str:
+    """The one plate that holds observed sites and no latent."""
+    observed: set[str] = set()
+    latent: set[str] = set()
+    for name, site in structure.sites.items():
+        (observed if site.observed and name not in siblings else latent).update(site.plates)
+    candidates = sorted((observed - latent) & set(structure.plates))
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates and structure.in_scan:
+        raise ValueError(_scan_message(sorted(structure.in_scan)[0]))
+    if not structure.plates:
+        raise ValueError(
+            f"batch_size={batch_size}, but the model has no plate to take a minibatch from. Put its data into one: "
+            "`with numpyro.plate('N', len(x)) as rows: numpyro.sample('obs', ..., obs=x[rows])`."
+        )
+    if not candidates:
+        raise ValueError(
+            f"batch_size={batch_size}: none of the plates of the model holds observed sites and no latent one; it has "
+            f"{_known(structure)}. Say which one is meant: batch_size={{plate: {batch_size}}}."
+        )
+    raise ValueError(
+        f"batch_size={batch_size} could mean any of the plates {', '.join(map(repr, candidates))}. Say which one is "
+        f"meant: batch_size={{{candidates[0]!r}: {batch_size}}}."
+    )
+
+
+def _refuse_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mapping[str, Any]) -> None:
+    if GIBBS_SITES_KWARG not in kwargs:
+        return
+    for name, (size, n) in structure.plates.items():
+        if n is not None and n < size:
+            raise ValueError(
+                f"plate {name!r} declares subsample_size={n}, which numpyro.infer.Gibbs refuses, since its other "
+                f"blocks see all rows. Leave it out of the model and give the kernel batch_size={{{name!r}: {n}}}."
+            )
+
+
+def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
+    for name, site in cut.sites.items():
+        for plate, dim in site.plates.items():
+            if plate not in plates:
+                continue
+            n = plates[plate].batch_size
+            shape = site.log_prob_shape
+            if len(shape) < -dim or shape[dim] != n:
+                raise ValueError(
+                    f"site {name!r} in plate {plate!r} has a log density of shape {shape} where a minibatch of {n} "
+                    f"needs {n} in dimension {dim}: its data are not indexed by the plate. Use `with numpyro.plate("
+                    "...) as rows: x[rows]`, or `numpyro.subsample(x, event_dim=0)` inside it."
+                )
+            if plate in site.uses and plate in site.one_number_in:
+                raise ValueError(
+                    f"factor {name!r} in plate {plate!r} is one number made from the whole minibatch and would be "
+                    f"counted once for each row. Give it one number a row, shape ({n},)."
+                )
+        for plate in site.uses - set(site.plates):
+            raise ValueError(
+                f"site {name!r} depends on the rows of the minibatched plate {plate!r} but stands outside it, so it "
+                f"would not be scaled to the whole plate. Move it into {plate!r}, with one log density a row."
+            )
+
+
+def _scan_message(plate: str) -> str:
+    return (
+        f"plate {plate!r} stands inside `scan`, where a kernel cannot choose its rows. Put it outside: index the data "
+        "by it first, then run over time inside it with a vectorised distribution and `.to_event(1)`."
+    )
+
+
+def _known(structure: Structure) -> str:
+    if not structure.plates:
+        return "no plate"
+    return "the plates " + ", ".join(f"{name!r} ({size} rows)" for name, (size, _) in structure.plates.items())
+
+
+def _list(plates: Mapping[str, Plate]) -> str:
+    return " and ".join(f"plate {name!r}" for name in plates)
+
+
+def _sizes(plates: Mapping[str, Plate]) -> str:
+    return " and ".join(str(plate.batch_size) for plate in plates.values())

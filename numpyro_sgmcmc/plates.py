@@ -1,0 +1,197 @@
+"""
+What a model looks like from the data's side: which plates it has, which of them can be cut to a minibatch, and why not.
+
+Everything here is decided from abstract traces, before anything is compiled, and leaves plain Python values behind.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Unit, biject_to
+from numpyro.infer import init_to_sample
+from numpyro.primitives import Messenger
+
+from numpyro_sgmcmc.base import Plate, Rows
+
+
+class minibatch(Messenger):
+    """
+    Run a model on the rows it is told: plates named in ``rows`` get these indices and NumPyro rescales by N/n, any
+    other plate gets all of its rows. ``numpyro.prng_key()`` statements get keys split from ``rng_key``.
+    """
+
+    def __init__(self, fn: Any = None, rows: Rows | None = None, rng_key: jax.Array | None = None):
+        self.rows = {} if rows is None else rows
+        self.rng_key = rng_key
+        self.declared: dict[str, tuple[int, int | None]] = {}
+        self.randomised = False
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            size = msg["args"][0]
+            self.declared[msg["name"]] = msg["args"]
+            chosen = self.rows.get(msg["name"])
+            # a plate without a subsample_size must not warn about one, hence the new args
+            msg["value"] = jnp.arange(size) if chosen is None else chosen
+            msg["args"] = (size, None if chosen is None else len(chosen))
+        elif msg["type"] == "prng_key" and msg["value"] is None:
+            self.randomised = True
+            if self.rng_key is not None:
+                self.rng_key, msg["value"] = jax.random.split(self.rng_key)
+
+
+class full_rows(Messenger):
+    """
+    The model on all of its rows, whatever ``subsample_size`` it declares: what ArviZ, ``Predictive`` and
+    ``log_likelihood`` should see. Equal to the model it wraps, as :class:`numpyro.infer.Gibbs` compares models.
+    """
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            msg["value"] = jnp.arange(msg["args"][0])
+            msg["args"] = (msg["args"][0], None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = as_jax((args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return self.fn == (other.fn if isinstance(other, full_rows) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.fn)
+
+
+def as_jax(tree: Any) -> Any:
+    """NumPy arrays as JAX arrays, so that traced row numbers can index them; anything else stays as it is."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "biufc" else x, tree)
+
+
+class Site(NamedTuple):
+    """What must be known of a sample site, in plain Python."""
+
+    observed: bool
+    plates: Mapping[str, int]  # plate name -> dim
+    log_prob_shape: tuple[int, ...]
+    unconstrained: jax.ShapeDtypeStruct | None  # None for observed sites
+    discrete: bool
+    delta: bool
+    dynamic_support: bool
+    uses: frozenset[str]  # plates whose rows its log density depends on
+    one_number_in: frozenset[str]  # plates over which a factor is one number, broadcast
+
+
+class Structure(NamedTuple):
+    """A model's outline: its sample sites, its plates and the statements that need care."""
+
+    sites: Mapping[str, Site]
+    plates: Mapping[str, tuple[int, int | None]]  # name -> (size, declared subsample_size)
+    deterministic: Mapping[str, frozenset[str]]  # name -> plates around it
+    frozen: tuple[str, ...]  # `param` sites with a value that is used
+    has_params: bool
+    mutable: tuple[str, ...]
+    in_scan: frozenset[str]  # plates inside `scan`
+    randomised: bool
+
+    @property
+    def latents(self) -> dict[str, Site]:
+        return {name: site for name, site in self.sites.items() if not site.observed}
+
+    @property
+    def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the unconstrained latents."""
+        return {name: site.unconstrained for name, site in self.latents.items() if site.unconstrained is not None}
+
+
+def outline(model: Any, args: tuple, kwargs: Mapping[str, Any], batch_sizes: Mapping[str, int]) -> Structure:
+    """
+    Trace the model once, abstractly, with the named plates cut to the given lengths.
+    """
+    found: dict[str, Any] = {}
+
+    def run(rows: Rows) -> dict[str, jax.Array]:
+        chosen = minibatch(model, rows)
+        key = jax.random.key(0)
+        seeded = handlers.substitute(handlers.seed(chosen, key), substitute_fn=init_to_sample)
+        tr = handlers.trace(seeded).get_trace(*args, **kwargs)
+        densities = {
+            name: site["fn"].log_prob(site["value"]) for name, site in tr.items() if site["type"] == "sample"
+        }
+        found.update(trace=tr, handler=chosen)
+        # everything asked of the trace below is static; the shapes are read while the tracers live
+        found["sites"] = {name: _site(site, densities[name]) for name, site in tr.items() if site["type"] == "sample"}
+        found["frozen"] = tuple(
+            name for name, site in tr.items() if site["type"] == "param" and _has_arrays(site["value"])
+        )
+        return densities
+
+    shapes = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
+    jaxpr, out = jax.make_jaxpr(run, return_shape=True)(shapes)
+    used = _dependence(jaxpr.jaxpr, sorted(shapes), sorted(out))
+    tr, handler = found["trace"], found["handler"]
+    named_plates = {name for name, site in tr.items() if site["type"] == "plate"}
+    framed = {frame.name for site in tr.values() for frame in site.get("cond_indep_stack", ())}
+    return Structure(
+        sites={name: site._replace(uses=used[name]) for name, site in found["sites"].items()},
+        plates=handler.declared,
+        deterministic={
+            name: frozenset(frame.name for frame in site["cond_indep_stack"])
+            for name, site in tr.items()
+            if site["type"] == "deterministic"
+        },
+        frozen=found["frozen"],
+        has_params=any(site["type"] == "param" for site in tr.values()),
+        mutable=tuple(name for name, site in tr.items() if site["type"] == "mutable"),
+        in_scan=frozenset(framed - named_plates),
+        randomised=handler.randomised,
+    )
+
+
+def _has_arrays(value: Any) -> bool:
+    # random_*_module replaces the parameters it gives a prior by a ParamShape
+    return any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(value))
+
+
+def _site(site: Any, log_prob: jax.Array) -> Site:
+    fn: Distribution = site["fn"]
+    observed = bool(site["is_observed"])
+    plates = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+    discrete = bool(fn.support is not None and fn.support.is_discrete) if not observed else False
+    unconstrained, dynamic = None, False
+    if not observed and not discrete:
+        value = biject_to(fn.support).inv(site["value"])
+        unconstrained = jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+        dynamic = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(fn.support))
+    broadcast = frozenset()
+    if isinstance(fn, ExpandedDistribution) and isinstance(fn.base_dist, Unit):
+        inner = fn.base_dist.batch_shape
+        broadcast = frozenset(name for name, dim in plates.items() if len(inner) < -dim or inner[dim] == 1)
+    return Site(
+        observed=observed,
+        plates=plates,
+        log_prob_shape=jnp.shape(log_prob),
+        unconstrained=unconstrained,
+        discrete=discrete,
+        delta=isinstance(fn, Delta) and not observed,
+        dynamic_support=dynamic,
+        uses=frozenset(),
+        one_number_in=broadcast,
+    )
+
+
+def _dependence(jaxpr: Any, inputs: list[str], outputs: list[str]) -> dict[str, frozenset[str]]:
+    """Which inputs each output depends on, by following the equations forward."""
+    depends = {var: frozenset([name]) for var, name in zip(jaxpr.invars, inputs)}
+
+    def of(var: Any) -> frozenset[str]:
+        return frozenset() if hasattr(var, "val") else depends.get(var, frozenset())
+
+    for eqn in jaxpr.eqns:
+        everything = frozenset().union(*(of(var) for var in eqn.invars))
+        depends.update({var: everything for var in eqn.outvars})
+    return {name: of(var) for var, name in zip(jaxpr.outvars, outputs)}

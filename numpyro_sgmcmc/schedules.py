@@ -1,0 +1,160 @@
+r"""
+Step sizes: step index -> h. Any callable serves, optax schedules among them; these few pickle.
+
+Convention (Chen, Ding & Carin 2015): :math:`z' = z - h \nabla U + \sqrt{2h}\, n`. Papers that follow Welling &
+Teh (2011), Dubey et al. (2016) among them, write h/2 where we write h.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.base import Schedule
+
+
+def _positive(owner: object, **values: float) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+            raise ValueError(
+                f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number."
+            )
+
+
+@dataclass(frozen=True)
+class Constant:
+    """
+    The same step size at every step; what a float given as ``step_size`` becomes.
+
+    :param float value: h > 0.
+    """
+
+    value: float
+
+    def __post_init__(self):
+        _positive(self, value=self.value)
+
+    def __call__(self, i: Any) -> Any:
+        del i
+        return self.value
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    r"""
+    Decreasing steps :math:`h_i = a (b + i)^{-\gamma}` (Welling & Teh 2011; Chen et al. 2015, section 3.3).
+
+    :param float a: scale, > 0.
+    :param float b: offset, > 0.
+    :param float gamma: rate, > 0. Draws are to be weighted by their step size.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Polynomial
+        >>> h = Polynomial(a=0.1, b=1.0, gamma=0.5)
+        >>> round(float(h(99)), 6)
+        0.01
+    """
+
+    a: float
+    b: float
+    gamma: float
+
+    def __post_init__(self):
+        _positive(self, a=self.a, b=self.b, gamma=self.gamma)
+
+    def __call__(self, i: Any) -> Any:
+        return self.a * (self.b + i) ** (-self.gamma)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """
+    Constant phases: ``values[k]`` from step ``boundaries[k-1]`` on (Dubey et al. 2016 use two; Li et al. 2016
+    halve once).
+
+    :param tuple boundaries: increasing step indices at which the step size changes.
+    :param tuple values: one more step size than boundaries, each > 0.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Piecewise
+        >>> h = Piecewise(boundaries=(1000,), values=(1e-2, 5e-3))
+        >>> float(h(999)) > float(h(1000))
+        True
+    """
+
+    boundaries: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ValueError(
+                f"Piecewise: {len(self.boundaries)} boundaries need {len(self.boundaries) + 1} values, "
+                f"got {len(self.values)}."
+            )
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError(f"Piecewise(boundaries={self.boundaries}): the boundaries must increase.")
+        for value in self.values:
+            _positive(self, values=value)
+
+    def __call__(self, i: Any) -> Any:
+        phase = sum((i >= jnp.asarray(b)).astype(jnp.int32) for b in self.boundaries)
+        return jnp.asarray(self.values)[phase]
+
+
+@dataclass(frozen=True)
+class Cyclical:
+    r"""
+    Cosine cycles :math:`h_i = \frac{a}{2}\left(\cos\frac{\pi\,(i \bmod c)}{c} + 1\right)`, never below
+    ``minimum`` (Zhang et al. 2020, equation 1).
+
+    :param float a: largest step size, at the start of each cycle.
+    :param int cycle: steps in a cycle, c.
+    :param float minimum: floor of the step size; a step of size 0 would stand still.
+    """
+
+    a: float
+    cycle: int
+    minimum: float
+
+    def __init__(self, a: float, cycle: int, minimum: float | None = None):
+        object.__setattr__(self, "a", a)
+        object.__setattr__(self, "cycle", cycle)
+        object.__setattr__(self, "minimum", 1e-3 * a if minimum is None else minimum)
+        _positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
+
+    def __call__(self, i: Any) -> Any:
+        phase = (i % self.cycle) / self.cycle
+        return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi * phase) + 1.0), self.minimum)
+
+
+def as_schedule(step_size: float | Schedule) -> Schedule:
+    """
+    A float becomes :class:`Constant`, a callable stays as it is.
+
+    :raises ValueError: a constant that is not positive and finite.
+    :raises TypeError: neither a number nor a callable.
+    """
+    if isinstance(step_size, Callable):
+        return step_size
+    if isinstance(step_size, jax.core.Tracer):
+        raise TypeError("step_size is a traced value; give the kernel a float or a function of the step index.")
+    try:
+        value = float(step_size)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"step_size={step_size!r} is neither a number nor a function of the step index."
+        ) from None
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"step_size={step_size!r}: a constant step size must be positive and finite.")
+    return Constant(value)

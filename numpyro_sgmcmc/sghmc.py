@@ -1,0 +1,205 @@
+r"""
+Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox & Guestrin 2014; Chen, Ding & Carin 2015).
+
+.. math:: dz = M^{-1} p\, dt, \qquad dp = -\nabla U(z)\, dt - D p\, dt + \sqrt{2 D M}\, dW
+
+leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant. D is a rate (the C of Chen, Fox & Guestrin is D M).
+
+===== ===================== =======================================================
+``A``  drift                 z += h M^-1 p
+``B``  kick                  p -= h g
+``F``  friction              p *= exp(-D h)
+``N``  noise                 p += sqrt(2 D h) M^1/2 n
+``O``  F and N, exact        p = c p + sqrt(1 - c^2) M^1/2 n,  c = exp(-D h)
+``E``  momentum, first order p += -h (g + D p) + sqrt(2 D h) M^1/2 n
+===== ===================== =======================================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc import trees
+from numpyro_sgmcmc.base import GradientEstimator, Phase, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.batches import Reshuffled
+from numpyro_sgmcmc.gradients import Minibatch
+from numpyro_sgmcmc.integrators import named
+from numpyro_sgmcmc.kernel import SGMCMC
+
+
+def _ou_noise(rate: Any, h: jax.Array) -> jax.Array:
+    """(1 - exp(-2 r h)) / (2 r h), by its series where r h is small: variance of OU noise per unit of 2 D h."""
+    x = jnp.asarray(2 * rate * h)
+    small = jnp.abs(x) < 1e-2
+    safe = jnp.where(small, 1.0, x)
+    return jnp.where(small, 1 - x / 2 * (1 - x / 3 * (1 - x / 4)), -jnp.expm1(-safe) / safe)
+
+
+@dataclass(frozen=True)
+class Underdamped:
+    """
+    The underdamped Langevin dynamics.
+
+    :param float noise: D, intensity of the injected noise; here also the friction, so that the two balance.
+    :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``.
+    """
+
+    noise: float
+    inverse_mass_matrix: Any = 1.0
+    flows: str = field(default="ABFNOE", init=False)
+    moves: str = field(default="A", init=False)
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        return {"euler": "EA", "ssi": "AFBNFA"}
+
+    def friction(self, phase: Phase) -> Any:
+        """The rate at which momentum is lost, for every leaf."""
+        return trees.like(self.noise, phase.momentum)
+
+    def inverse_mass(self, z: Sites) -> Any:
+        """M^-1, for every leaf."""
+        return trees.like(self.inverse_mass_matrix, z)
+
+    def init(self, z: Sites, noise: Any) -> Phase:
+        """Momentum from its equilibrium N(0, M)."""
+        momentum = jax.tree.map(lambda n, im: n / jnp.sqrt(jnp.asarray(im, n.dtype)), noise, self.inverse_mass(z))
+        return Phase(z, momentum, ())
+
+    def A(self, phase: Phase, h: jax.Array) -> Phase:
+        z = jax.tree.map(lambda z, p, im: z + h * im * p, phase.z, phase.momentum, self.inverse_mass(phase.z))
+        return phase._replace(z=z)
+
+    def B(self, phase: Phase, h: jax.Array, gradient: Any) -> Phase:
+        return phase._replace(momentum=jax.tree.map(lambda p, g: p - h * g, phase.momentum, gradient))
+
+    def F(self, phase: Phase, h: jax.Array) -> Phase:
+        momentum = jax.tree.map(lambda p, r: p * jnp.exp(-r * h), phase.momentum, self.friction(phase))
+        return phase._replace(momentum=momentum)
+
+    def N(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
+        momentum = jax.tree.map(
+            lambda p, n, im: p + jnp.sqrt(2 * self.noise * h / im) * n,
+            phase.momentum,
+            noise,
+            self.inverse_mass(phase.z),
+        )
+        return phase._replace(momentum=momentum)
+
+    def O(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:  # noqa: E743
+        momentum = jax.tree.map(
+            lambda p, n, r, im: p * jnp.exp(-r * h) + jnp.sqrt(2 * self.noise * h * _ou_noise(r, h) / im) * n,
+            phase.momentum,
+            noise,
+            self.friction(phase),
+            self.inverse_mass(phase.z),
+        )
+        return phase._replace(momentum=momentum)
+
+    def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
+        momentum = jax.tree.map(
+            lambda p, g, n, r, im: p - h * (g + r * p) + jnp.sqrt(2 * self.noise * h / im) * n,
+            phase.momentum,
+            gradient,
+            noise,
+            self.friction(phase),
+            self.inverse_mass(phase.z),
+        )
+        return phase._replace(momentum=momentum)
+
+
+def checked_rate(name: str, value: float) -> float:
+    """A friction or diffusion: finite and not negative; 0 is legal."""
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not (math.isfinite(rate) and rate >= 0):
+        raise ValueError(f"{name}={value!r}: the {name} must be a finite number, 0 or larger.")
+    return rate
+
+
+class SGHMC(SGMCMC):
+    r"""
+    Stochastic gradient Hamiltonian Monte Carlo: underdamped Langevin dynamics with minibatch gradients.
+
+    The default word ``"ABOBA"`` is exact in z on Gaussians with the full gradient; ``"ssi"`` (``AFBNFA``) and
+    ``"euler"`` (``EA``) are the schemes of Chen, Ding & Carin (2015), of order 2 and 1. Any of these costs one gradient
+    a step. Minibatch noise of variance :math:`s^2` adds a relative :math:`h s^2 / (2 D)` to the variance of z when
+    batches are independent.
+
+    :param model: NumPyro model.
+    :param step_size: h > 0, or a function of the step index.
+    :param float friction: D >= 0, a rate (1 / time).
+    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
+        the model.
+    :param int steps_per_sample: integrator steps for each MCMC transition.
+    :param str integrator: ``"euler"``, ``"ssi"`` or a word over ``A B F N O E``.
+    :param gradient: gradient estimator.
+    :param rows: row scheme.
+    :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
+
+    **References:**
+
+    1. *Stochastic Gradient Hamiltonian Monte Carlo*, T. Chen, E. B. Fox, C. Guestrin (2014)
+    2. *On the Convergence of Stochastic Gradient MCMC Algorithms with High-Order Integrators*, C. Chen, N. Ding,
+       L. Carin (2015), section 4
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGHMC
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> kernel = SGHMC(model, step_size=2e-3, friction=30.0, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - x.mean()) < 0.02)
+        True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        step_size: float | Schedule,
+        friction: float = 1.0,
+        batch_size: int | Mapping[str, int] | None = None,
+        steps_per_sample: int = 1,
+        integrator: str = "ABOBA",
+        gradient: GradientEstimator = Minibatch(),
+        rows: RowScheme = Reshuffled(),
+        inverse_mass_matrix: Any = None,
+        init_strategy: Any = None,
+    ):
+        dynamics = Underdamped(checked_rate("friction", friction), self.checked_inverse_mass(inverse_mass_matrix))
+        super().__init__(
+            model,
+            dynamics,
+            named(integrator, dynamics),
+            gradient,
+            rows,
+            step_size=step_size,
+            batch_size=batch_size,
+            steps_per_sample=steps_per_sample,
+            init_strategy=init_strategy,
+        )
+
+    @property
+    def friction(self) -> float:
+        """D, frozen at construction."""
+        return self.dynamics.noise

@@ -1,0 +1,54 @@
+"""A few verbs on pytrees. :func:`normal_like` is the only door through which noise enters."""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def normal_like(rng_key: jax.Array, tree: Any) -> Any:
+    """
+    Standard normal noise with the structure, shapes and dtypes of ``tree``.
+
+    One draw serves all leaves: a step of a network with many small arrays then asks for random bits once.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    if len(leaves) == 1:
+        noise = [jax.random.normal(rng_key, leaves[0].shape, leaves[0].dtype)]
+    else:
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        flat = jax.random.normal(rng_key, (int(ends[-1]),), jnp.result_type(*leaves))
+        parts = jnp.split(flat, ends[:-1])
+        noise = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves)]
+    return jax.tree.unflatten(treedef, noise)
+
+
+def size(tree: Any) -> int:
+    """Number of coordinates."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def total(tree: Any) -> jax.Array:
+    """Sum over all coordinates of all leaves."""
+    return functools.reduce(operator.add, [leaf.sum() for leaf in jax.tree.leaves(tree)])
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether every coordinate of every leaf is a finite number."""
+    flags = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return functools.reduce(operator.and_, flags, jnp.array(True))
+
+
+def where(condition: jax.Array, new: Any, old: Any) -> Any:
+    """Leafwise choice by one scalar; the dtypes are those of ``old``."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n.astype(o.dtype), o), new, old)
+
+
+def like(value: Any, tree: Any) -> Any:
+    """``value`` for every leaf: a scalar is repeated, a dict like ``tree`` is taken as it is."""
+    if isinstance(value, dict):
+        return value
+    return jax.tree.map(lambda _: value, tree)
