@@ -1,7 +1,7 @@
 """Types that pass between rooms: what one file may expect of another."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import jax
 
@@ -72,6 +72,8 @@ class Potential(Protocol):
 class RowScheme(Protocol):
     """Which rows come t-th: a pure function of the key, so a scheme keeps no O(N) state."""
 
+    independent: ClassVar[bool]  # whether batches are independent of each other, their gradient noise white
+
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array: ...
 
 
@@ -99,6 +101,7 @@ class Dynamics(Protocol):
 
     flows: str  # the letters it has
     moves: str  # the letters that change z
+    settles: bool  # whether a chain should start near a mode, its thermostats `balanced`
     integrators: Mapping[str, str]  # the papers' names -> words
 
     def init(self, z: Sites, noise: Any) -> Phase: ...

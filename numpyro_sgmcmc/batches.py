@@ -10,7 +10,7 @@ walking for the few cells that are not rows (Black & Rogaway 2002).
 from collections.abc import Mapping
 from dataclasses import dataclass
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax import lax, random
@@ -20,6 +20,7 @@ import numpy as np
 from numpyro_sgmcmc.base import Plate, Rows, RowScheme, RowsState
 
 _ROUNDS = 6
+BITS = _ROUNDS + 1  # random words that name a permutation
 
 
 def _round(right: jax.Array, key: jax.Array, size: int) -> jax.Array:
@@ -36,15 +37,15 @@ def _add(left: jax.Array, right: jax.Array, size: int) -> jax.Array:
     return jnp.where(x >= size, x - jnp.uint32(size), x)
 
 
-def permute(rng_key: jax.Array, x: jax.Array, size: int) -> jax.Array:
+def permute(bits: jax.Array, x: jax.Array, size: int) -> jax.Array:
     """
     Images of ``x`` under a pseudo-random permutation of ``0 .. size - 1``, in O(len(x)) time and memory.
 
-    :param rng_key: names the permutation.
+    :param bits: names the permutation: ``BITS`` random uint32.
     :param x: integers in ``0 .. size - 1``, any shape.
     :param int size: at most 2**31 - 1.
-    :return: int32 array of the shape of ``x``. Each of the images is uniform over the rows exactly (a random
-        rotation follows the network), pairs of them to within the quality of the hash.
+    :return: int32 array of the shape of ``x``. A random rotation follows the network, so that the image of any single
+        row is uniform to within size / 2**32; of pairs and more, to within the quality of the hash.
     """
     if size >= 2**31:
         raise ValueError(f"a plate of {size} rows is more than int32 row numbers can tell apart.")
@@ -52,21 +53,20 @@ def permute(rng_key: jax.Array, x: jax.Array, size: int) -> jax.Array:
         return jnp.zeros(jnp.shape(x), jnp.int32)
     a = math.isqrt(size - 1) + 1
     b = -(-size // a)
-    keys = random.bits(rng_key, (_ROUNDS + 1,), jnp.uint32)
 
     def network(x):
         left, right = x // jnp.uint32(b), x % jnp.uint32(b)
         for r in range(0, _ROUNDS, 2):
-            left = _add(left, _round(right, keys[r], a), a)
-            right = _add(right, _round(left, keys[r + 1], b), b)
+            left = _add(left, _round(right, bits[r], a), a)
+            right = _add(right, _round(left, bits[r + 1], b), b)
         return left * jnp.uint32(b) + right
 
     y = network(jnp.asarray(x).astype(jnp.uint32))
     if a * b > size:
-        y = lax.while_loop(
-            lambda y: jnp.any(y >= size), lambda y: jnp.where(y >= size, network(y), y), y
-        )
-    return _add(y, keys[_ROUNDS] % jnp.uint32(size), size).astype(jnp.int32)
+        y = lax.while_loop(lambda y: jnp.any(y >= size), lambda y: jnp.where(y >= size, network(y), y), y)
+    y = _add(y, bits[_ROUNDS] % jnp.uint32(size), size).astype(jnp.int32)
+    # without the barrier XLA fuses the network into the gather of the data and runs it once for each column
+    return lax.optimization_barrier(y)
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,16 @@ class Reshuffled:
     """
 
     contiguous: bool = False
+    independent: ClassVar[bool] = False
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         batches = size // batch_size
         epoch, position = t // batches, t % batches
-        key = random.fold_in(rng_key, epoch)
+        bits = random.bits(random.fold_in(rng_key, epoch), (BITS + 1,), jnp.uint32)
         if not self.contiguous:
-            return permute(key, position * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size)
-        key_start, key_order = random.split(key)
-        start = random.randint(key_start, (), 0, size).astype(jnp.uint32)
-        block = permute(key_order, position, batches) * batch_size
-        first = _add(start, block.astype(jnp.uint32), size)
+            return permute(bits, position * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size)
+        block = permute(bits, position, batches) * batch_size
+        first = _add(bits[BITS] % jnp.uint32(size), block.astype(jnp.uint32), size)
         return _add(first, jnp.arange(batch_size, dtype=jnp.uint32), size).astype(jnp.int32)
 
 
@@ -117,8 +116,11 @@ class WithoutReplacement:
     A fresh batch of distinct rows at every step, independent of the batches before.
     """
 
+    independent: ClassVar[bool] = True
+
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        return permute(random.fold_in(rng_key, t), jnp.arange(batch_size, dtype=jnp.int32), size)
+        bits = random.bits(random.fold_in(rng_key, t), (BITS,), jnp.uint32)
+        return permute(bits, jnp.arange(batch_size, dtype=jnp.int32), size)
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class WithReplacement:
     """
     Rows drawn independently of each other; a row may come twice in a batch.
     """
+
+    independent: ClassVar[bool] = True
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         return random.randint(random.fold_in(rng_key, t), (batch_size,), 0, size, jnp.int32)

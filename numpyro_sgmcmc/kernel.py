@@ -36,6 +36,7 @@ from numpyro_sgmcmc.plates import as_jax, full_rows
 from numpyro_sgmcmc.potential import ModelPotential
 from numpyro_sgmcmc.report import report_stuck
 from numpyro_sgmcmc.schedules import as_schedule
+from numpyro_sgmcmc.start import descend, gradient_variance
 
 
 class SGMCMCState(NamedTuple):
@@ -294,10 +295,17 @@ class SGMCMC(MCMCKernel):
             if GIBBS_SITES_KWARG in potential.kwargs:
                 init_params = potential.unconstrain(init_params)
             z = {name: jnp.asarray(init_params.get(name, x), x.dtype).reshape(x.shape) for name, x in z.items()}
+        settles = self.dynamics.settles and self.init_strategy is None and init_params is None
+        if settles:
+            z, rows_state = descend(z, self._gradient_fn(potential, None, key_model), rows_state)
         energies = potential.by_site(z, rows, key_model)
         h = self._step_size(jnp.zeros((), jnp.int32), z)
         phase = self.dynamics.init(z, trees.normal_like(key_momentum, z))
         gradient_state = self.gradient.init(potential, z, key_model)
+        if settles and self.rows.independent and (potential.plates or potential.structure.randomised):
+            gradient_fn = self._gradient_fn(potential, gradient_state, key_model)
+            variance, rows_state = gradient_variance(phase.z, gradient_fn, rows_state)
+            phase = self.dynamics.balanced(phase, h, variance)
         gradient: Any = ()
         if self.integrator.carries_gradient:
             gradient = self.gradient.evaluate(potential, z, rows, gradient_state, key_model).gradient
@@ -316,6 +324,18 @@ class SGMCMC(MCMCKernel):
             rng_key=rng_key,
         )
         return state, energies
+
+    def _gradient_fn(self, potential, gradient_state, rng_key):
+        """(z, rows state) -> gradient, next rows state: the plain one, or the estimator's once it has a state."""
+
+        def gradient_fn(z, rows_state):
+            key = random.fold_in(rng_key, rows_state.t)
+            rows, after = next_rows(self.rows, rows_state, potential.plates)
+            if gradient_state is None:
+                return jax.grad(potential.estimate)(z, rows, key), after
+            return self.gradient.evaluate(potential, z, rows, gradient_state, key).gradient, after
+
+        return gradient_fn
 
     def _step_size(self, i, z):
         return jnp.asarray(self.schedule(i), jnp.result_type(*jax.tree.leaves(z))).reshape(())

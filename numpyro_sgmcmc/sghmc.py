@@ -52,6 +52,7 @@ class Underdamped:
     inverse_mass_matrix: Any = 1.0
     flows: str = field(default="ABFNOE", init=False)
     moves: str = field(default="A", init=False)
+    settles: bool = field(default=False, init=False)
 
     @property
     def integrators(self) -> Mapping[str, str]:

@@ -36,6 +36,7 @@ class Overdamped:
     inverse_mass_matrix: Any = 1.0
     flows: str = field(default="E", init=False)
     moves: str = field(default="E", init=False)
+    settles: bool = field(default=False, init=False)
 
     @property
     def integrators(self) -> Mapping[str, str]:
