@@ -43,7 +43,7 @@ def judged(
     :raises ValueError: by name, whatever would make the minibatch potential wrong.
     """
     siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
-    whole = _outline_or_explain(model, args, kwargs)
+    whole = outline(model, args, kwargs, {})
     _refuse_latents(whole)
     sizes = _batch_sizes(whole, batch_size, siblings)
     _refuse_declared_in_gibbs(whole, batch_size, kwargs)
@@ -51,11 +51,7 @@ def judged(
     for name, site in whole.latents.items():
         for plate in site.plates:
             if plate in plates:
-                raise ValueError(
-                    f"latent site {name!r} stands inside the minibatched plate {plate!r}, so each minibatch would "
-                    f"sample other variables under the same name. Marginalise {name!r}, move it out of {plate!r}, or "
-                    f"use all rows of {plate!r}."
-                )
+                raise ValueError(_local_message(name, plate))
     if not plates:
         return plates, whole
     try:
@@ -69,19 +65,6 @@ def judged(
         ) from error
     _refuse_unindexed(cut, plates)
     return plates, cut
-
-
-def _outline_or_explain(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
-    try:
-        return outline(model, args, kwargs, {})
-    except ValueError as error:
-        if "Missing random key to generate subsample indices" in str(error):
-            raise ValueError(
-                "a plate with a subsample_size stands inside `scan` (or another control flow statement), where a "
-                "kernel cannot choose its rows. Put the plate outside: index the data by it first, then run over "
-                "time inside it with a vectorised distribution and `.to_event(1)`."
-            ) from error
-        raise
 
 
 def _refuse_latents(structure: Structure) -> None:
@@ -105,6 +88,9 @@ def _refuse_latents(structure: Structure) -> None:
 def _batch_sizes(
     structure: Structure, batch_size: int | Mapping[str, int] | None, siblings: frozenset[str]
 ) -> dict[str, int]:
+    for name, (size, n) in structure.in_scan.items():
+        if n is not None and n < size:
+            raise ValueError(_scan_message(name))
     declared = {name: n for name, (size, n) in structure.plates.items() if n is not None and n < size}
     if batch_size is None:
         return declared
@@ -136,16 +122,19 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
     if len(candidates) == 1:
         return candidates[0]
     if not candidates and structure.in_scan:
-        raise ValueError(_scan_message(sorted(structure.in_scan)[0]))
+        raise ValueError(_scan_message(next(iter(structure.in_scan))))
     if not structure.plates:
         raise ValueError(
             f"batch_size={batch_size}, but the model has no plate to take a minibatch from. Put its data into one: "
             "`with numpyro.plate('N', len(x)) as rows: numpyro.sample('obs', ..., obs=x[rows])`."
         )
     if not candidates:
+        for name, site in structure.latents.items():
+            for plate in sorted(observed.intersection(site.plates)):
+                raise ValueError(_local_message(name, plate))
         raise ValueError(
-            f"batch_size={batch_size}: none of the plates of the model holds observed sites and no latent one; it has "
-            f"{_known(structure)}. Say which one is meant: batch_size={{plate: {batch_size}}}."
+            f"batch_size={batch_size} means the one plate that holds observed sites, but of {_known(structure)} none "
+            "does. Observe the data inside their plate, so that they are scaled to all of its rows."
         )
     raise ValueError(
         f"batch_size={batch_size} could mean any of the plates {', '.join(map(repr, candidates))}. Say which one is "
@@ -187,6 +176,13 @@ def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
                 f"site {name!r} depends on the rows of the minibatched plate {plate!r} but stands outside it, so it "
                 f"would not be scaled to the whole plate. Move it into {plate!r}, with one log density a row."
             )
+
+
+def _local_message(latent: str, plate: str) -> str:
+    return (
+        f"latent site {latent!r} stands inside the minibatched plate {plate!r}, so each minibatch would sample other "
+        f"variables under the same name. Marginalise {latent!r}, move it out of {plate!r}, or use all rows of {plate!r}."
+    )
 
 
 def _scan_message(plate: str) -> str:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
+from numpyro.contrib.control_flow.scan import scan_wrapper
+from numpyro.contrib.module import ParamShape
 from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Unit, biject_to
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
@@ -28,6 +30,7 @@ class minibatch(Messenger):
         self.rows = {} if rows is None else rows
         self.rng_key = rng_key
         self.declared: dict[str, tuple[int, int | None]] = {}
+        self.in_scan: dict[str, tuple[int, int | None]] = {}
         self.randomised = False
         super().__init__(fn)
 
@@ -43,6 +46,20 @@ class minibatch(Messenger):
             self.randomised = True
             if self.rng_key is not None:
                 self.rng_key, msg["value"] = jax.random.split(self.rng_key)
+        elif msg["type"] == "control_flow" and msg["fn"] is scan_wrapper:
+            # the body of a scan runs out of reach of this handler; have its plates reported
+            body, *rest = msg["args"]
+            msg["args"] = (_report_plates(body, self.in_scan), *rest)
+
+
+class _report_plates(Messenger):
+    def __init__(self, fn: Any, found: dict[str, tuple[int, int | None]]):
+        self.found = found
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            self.found[msg["name"]] = msg["args"]
 
 
 class full_rows(Messenger):
@@ -95,7 +112,7 @@ class Structure(NamedTuple):
     frozen: tuple[str, ...]  # `param` sites with a value that is used
     has_params: bool
     mutable: tuple[str, ...]
-    in_scan: frozenset[str]  # plates inside `scan`
+    in_scan: Mapping[str, tuple[int, int | None]]  # plates inside `scan`, likewise
     randomised: bool
 
     @property
@@ -113,32 +130,43 @@ def outline(model: Any, args: tuple, kwargs: Mapping[str, Any], batch_sizes: Map
     Trace the model once, abstractly, with the named plates cut to the given lengths.
     """
     found: dict[str, Any] = {}
+    chosen = minibatch(model)
 
     def run(rows: Rows) -> dict[str, jax.Array]:
-        chosen = minibatch(model, rows)
+        chosen.rows = rows
         key = jax.random.key(0)
         seeded = handlers.substitute(handlers.seed(chosen, key), substitute_fn=init_to_sample)
         tr = handlers.trace(seeded).get_trace(*args, **kwargs)
         densities = {
             name: site["fn"].log_prob(site["value"]) for name, site in tr.items() if site["type"] == "sample"
         }
-        found.update(trace=tr, handler=chosen)
+        found["trace"] = tr
         # everything asked of the trace below is static; the shapes are read while the tracers live
         found["sites"] = {name: _site(site, densities[name]) for name, site in tr.items() if site["type"] == "sample"}
         found["frozen"] = tuple(
-            name for name, site in tr.items() if site["type"] == "param" and _has_arrays(site["value"])
+            name for name, site in tr.items() if site["type"] == "param" and _is_used(site["value"])
         )
         return densities
 
+    def explained(rows: Rows) -> dict[str, jax.Array]:
+        try:
+            return run(rows)
+        except Exception as error:
+            declared = {name: n for name, (size, n) in chosen.declared.items() if n is not None and n < size}
+            if declared and not batch_sizes:
+                error.add_note(
+                    "numpyro_sgmcmc ran the model with all rows of its plates, which it must be given: pass the whole "
+                    f"data, not a minibatch of it (the model declares subsample_size={declared})."
+                )
+            raise
+
     shapes = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
-    jaxpr, out = jax.make_jaxpr(run, return_shape=True)(shapes)
+    jaxpr, out = jax.make_jaxpr(explained, return_shape=True)(shapes)
     used = _dependence(jaxpr.jaxpr, sorted(shapes), sorted(out))
-    tr, handler = found["trace"], found["handler"]
-    named_plates = {name for name, site in tr.items() if site["type"] == "plate"}
-    framed = {frame.name for site in tr.values() for frame in site.get("cond_indep_stack", ())}
+    tr = found["trace"]
     return Structure(
         sites={name: site._replace(uses=used[name]) for name, site in found["sites"].items()},
-        plates=handler.declared,
+        plates=chosen.declared,
         deterministic={
             name: frozenset(frame.name for frame in site["cond_indep_stack"])
             for name, site in tr.items()
@@ -147,14 +175,15 @@ def outline(model: Any, args: tuple, kwargs: Mapping[str, Any], batch_sizes: Map
         frozen=found["frozen"],
         has_params=any(site["type"] == "param" for site in tr.values()),
         mutable=tuple(name for name, site in tr.items() if site["type"] == "mutable"),
-        in_scan=frozenset(framed - named_plates),
-        randomised=handler.randomised,
+        in_scan=chosen.in_scan,
+        randomised=chosen.randomised,
     )
 
 
-def _has_arrays(value: Any) -> bool:
-    # random_*_module replaces the parameters it gives a prior by a ParamShape
-    return any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(value))
+def _is_used(value: Any) -> bool:
+    # random_*_module puts a ParamShape in the place of every parameter it gives a prior
+    is_shape = lambda leaf: isinstance(leaf, ParamShape)  # noqa: E731
+    return not all(is_shape(leaf) for leaf in jax.tree.leaves(value, is_leaf=is_shape))
 
 
 def _site(site: Any, log_prob: jax.Array) -> Site:
