@@ -1,0 +1,131 @@
+"""Words: their grammar, what they cost, and that chance and gradient reach the letters they should."""
+
+from jax import random
+import jax.numpy as jnp
+import pytest
+
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Splitting
+from numpyro_sgmcmc.base import Evaluation, Phase
+from numpyro_sgmcmc.integrators import named
+from numpyro_sgmcmc.sghmc import Underdamped
+from numpyro_sgmcmc.sgnht import NoseHoover
+
+
+def model():
+    raise AssertionError("a word is judged before the model is run")
+
+
+@pytest.mark.parametrize(
+    "kernel, words",
+    [
+        (SGLD, {"euler": "E"}),
+        (SGHMC, {"euler": "EA", "ssi": "AFBNFA"}),
+        (SGNHT, {"euler": "AED", "ssi": "ADFBNFDA"}),
+        (MSGNHT, {"euler": "AED", "ssi": "ADFBNFDA"}),
+    ],
+)
+def test_the_papers_names(kernel, words):
+    for name, word in words.items():
+        assert kernel(model, step_size=0.1, integrator=name).integrator.word == word
+
+
+@pytest.mark.parametrize("kernel, word", [(SGLD, "E"), (SGHMC, "ABOBA"), (SGNHT, "ADBOBDA"), (MSGNHT, "ADBOBDA")])
+def test_the_default_words(kernel, word):
+    assert kernel(model, step_size=0.1).integrator.word == word
+
+
+@pytest.mark.parametrize(
+    "word, gradients, carries",
+    [
+        ("EA", 1, False),
+        ("AFBNFA", 1, False),
+        ("ABOBA", 1, False),
+        ("BAOA", 1, False),
+        ("BAOAB", 1, True),
+        ("OBABO", 1, True),
+        ("OABAO", 1, False),
+        ("BADODAB", 1, True),
+        ("ADBOBDA", 1, False),
+        ("BABOBAB", 2, True),
+    ],
+)
+def test_gradients_a_step(word, gradients, carries):
+    splitting = Splitting(word)
+    assert (splitting.gradients_per_step, splitting.carries_gradient) == (gradients, carries)
+
+    # the same, counted: three steps from a gradient that init has left
+    calls = []
+
+    def gradient_fn(z):
+        calls.append(z)
+        return Evaluation(jnp.zeros(()), z, ())
+
+    zero = jnp.ones(2)
+    dynamics = NoseHoover(1.0) if "D" in word else Underdamped(1.0)
+    phase, gradient = Phase(zero, zero, jnp.ones(())), zero if carries else ()
+    for _ in range(3):
+        phase, gradient, _ = splitting.step(dynamics, phase, gradient, jnp.asarray(0.1), gradient_fn, random.key(0))
+    assert len(calls) == 3 * gradients
+
+
+@pytest.mark.parametrize(
+    "kernel, word, complaint",
+    [
+        (SGLD, "ABOBA", "no flow 'A'"),
+        (SGLD, "EE", "single word 'E'"),
+        (SGHMC, "ADBOBDA", "no flow 'D'"),
+        (SGHMC, "ABXBA", "no flow 'X'"),
+        (SGHMC, "Euler", "no flow 'u'"),
+        (SGHMC, "BOB", "drift 'A' is missing"),
+        (SGHMC, "AOA", "kick 'B' is missing"),
+        (SGHMC, "ABA", "'F' is missing"),
+        (SGHMC, "AFBA", "'N' is missing"),
+        (SGHMC, "ABNA", "'F' is missing"),
+        (SGHMC, "ABOFA", "'O' contains 'F'"),
+        (SGHMC, "ABONA", "'O' contains 'N'"),
+        (SGHMC, "AEB", "without 'B'"),
+        (SGHMC, "EAF", "without 'F'"),
+        (SGHMC, "EAN", "without 'N'"),
+        (SGHMC, "EAO", "without 'O'"),
+        (SGHMC, "EAE", "only once"),
+        (SGNHT, "ABOBA", "thermostat 'D' is missing"),
+        (MSGNHT, "EA", "thermostat 'D' is missing"),
+    ],
+)
+def test_a_refused_word_names_the_letter(kernel, word, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        kernel(model, step_size=0.1, integrator=word)
+
+
+@pytest.mark.parametrize("integrator", ["", None, 3])
+def test_not_a_word(integrator):
+    with pytest.raises(ValueError, match="give a name"):
+        SGHMC(model, step_size=0.1, integrator=integrator)
+
+
+def test_a_splitting_serves_as_well():
+    assert named(Splitting("BAOAB"), Underdamped(1.0)).word == "BAOAB"
+
+
+def test_each_letter_gets_its_share_of_the_step():
+    """Free flight: however often A occurs, the position moves by h p."""
+    z, p = jnp.zeros(()), jnp.asarray(2.0)
+    flat = lambda z: Evaluation(jnp.zeros(()), jnp.zeros(()), ())  # noqa: E731
+    for word in ("ABOA", "BAAAO", "AABAOAA"):
+        phase, *_ = Splitting(word).step(Underdamped(0.0), Phase(z, p, ()), (), jnp.asarray(0.1), flat, random.key(0))
+        assert float(phase.z) == pytest.approx(0.2)
+
+
+def test_noisy_letters_draw_independently():
+    """With D huge, O replaces the momentum by its noise: two of them in a step must not be the same."""
+    kicks = []
+
+    class Spy(Underdamped):
+        def O(self, phase, h, noise):  # noqa: E743
+            kicks.append(noise)
+            return super().O(phase, h, noise)
+
+    flat = lambda z: Evaluation(jnp.zeros(()), jnp.zeros(()), ())  # noqa: E731
+    zero = jnp.zeros(())
+    Splitting("OBABO").step(Spy(1.0), Phase(zero, zero, ()), zero, jnp.asarray(0.1), flat, random.key(0))
+    assert len(kicks) == 2 and kicks[0] != kicks[1]
