@@ -1,0 +1,66 @@
+"""
+One table of everything under test. A row of it buys the tests of ``test_catalogue.py``: runs through MCMC, is traced
+once, keeps dtypes and structure, resumes exactly, pickles.
+"""
+
+from typing import Any, NamedTuple
+
+import models
+
+from numpyro_sgmcmc import (
+    MSGNHT,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    Cyclical,
+    Piecewise,
+    Polynomial,
+    Reshuffled,
+    WithoutReplacement,
+    WithReplacement,
+)
+
+
+class Cell(NamedTuple):
+    kernel: Any
+    model: Any
+    args: tuple
+    options: dict
+
+    def __str__(self):
+        words = [self.kernel.__name__, self.model.__name__, *(f"{k}={v}" for k, v in self.options.items())]
+        return "-".join(words)
+
+    def make(self, **options):
+        return self.kernel(self.model, **{"step_size": 1e-3, "steps_per_sample": 2, **self.options, **options})
+
+
+GAUSSIAN = (models.gaussian, (models.ROWS,))
+BATCH = {"batch_size": models.B}
+
+CATALOGUE = [
+    # the words
+    Cell(SGLD, *GAUSSIAN, {}),
+    *(Cell(SGHMC, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("euler", "ssi", "BAOAB", "BAOA", "OBABO")),
+    *(Cell(SGNHT, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("euler", "ADBOBDA", "BADODAB")),
+    *(Cell(MSGNHT, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("ssi", "ADBOBDA")),
+    # the row schemes
+    Cell(SGLD, *GAUSSIAN, BATCH | {"rows": Reshuffled(contiguous=True)}),
+    Cell(SGHMC, *GAUSSIAN, BATCH | {"rows": WithReplacement()}),
+    Cell(MSGNHT, models.logistic, (models.X, models.COUNTS), BATCH | {"rows": WithoutReplacement()}),
+    Cell(SGNHT, *GAUSSIAN, BATCH | {"rows": Reshuffled()}),
+    # step sizes
+    Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Polynomial(1e-2, 1.0, 0.5)}),
+    Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Piecewise((3, 9), (1e-2, 1e-3, 1e-4))}),
+    Cell(SGHMC, *GAUSSIAN, BATCH | {"step_size": Cyclical(1e-2, 5)}),
+    # the other options
+    Cell(SGHMC, *GAUSSIAN, BATCH | {"friction": 0.0, "steps_per_sample": 1}),
+    Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}),
+    # the models
+    Cell(SGLD, models.declared, (models.ROWS,), {"inverse_mass_matrix": 0.5}),
+    Cell(SGHMC, models.logistic_subsample, (models.X, models.COUNTS), BATCH | {"integrator": "BAOAB"}),
+    Cell(SGLD, models.crossed, (models.TABLE,), {"batch_size": {"rows": 2, "columns": models.B}}),
+    Cell(SGLD, models.constrained, (models.VECTORS,), BATCH | {"step_size": 1e-4}),
+    Cell(SGHMC, models.deterministics, (models.ROWS,), BATCH),
+    Cell(SGLD, models.weighted, (models.ROWS,), BATCH),
+]

@@ -1,0 +1,84 @@
+"""What every cell of ``catalogue.py`` must do."""
+
+import pickle
+
+from catalogue import CATALOGUE
+import jax
+from jax import random
+import jax.numpy as jnp
+from numpyro.infer import MCMC
+import numpy as np
+import pytest
+
+from numpyro_sgmcmc import SGMCMC
+
+pytestmark = pytest.mark.parametrize("cell", CATALOGUE, ids=str)
+
+
+def assert_same(a, b):
+    """The same structure, dtypes and bits."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+def test_through_mcmc(cell, monkeypatch):
+    """
+    A run of 3 + 3 transitions, and the same in two halves from its first state: one trace of `sample` in all, the
+    second half bit-identical, resumed from a pickle.
+    """
+    traces, starts = [], []
+    sample, init = SGMCMC.sample, SGMCMC.init
+    monkeypatch.setattr(SGMCMC, "sample", lambda *args: traces.append(1) or sample(*args))
+    monkeypatch.setattr(SGMCMC, "init", lambda *args, **kwargs: starts.append(init(*args, **kwargs)) or starts[-1])
+    kernel = cell.make()
+    mcmc = MCMC(kernel, num_warmup=3, num_samples=3)  # with its bar: NumPyro then compiles only once
+
+    def run(rng_key):
+        mcmc.run(rng_key, *cell.args, extra_fields=("i", "potential_estimate", "rng_key"))
+        return mcmc.get_samples(), mcmc.get_extra_fields(), mcmc.last_state
+
+    whole = run(random.key(1))
+    mcmc.post_warmup_state = starts[0]
+    first = run(starts[0].rng_key)
+    mcmc.post_warmup_state = pickle.loads(pickle.dumps(mcmc.last_state))
+    second = run(mcmc.last_state.rng_key)
+
+    assert_same(second, whole)
+    assert len(traces) == 1
+    assert len(starts) == 1
+    draws, fields, last = whole
+    assert list(fields["i"]) == [kernel.steps_per_sample * k for k in (4, 5, 6)]
+    assert not fields["diverging"].any()
+    for name in draws:
+        values = jnp.concatenate([first[0][name], draws[name]])
+        assert jnp.isfinite(values).all()
+        assert (values[1:] != values[:-1]).reshape(5, -1).any(1).all(), "a chain that stands still"
+    aval = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), starts[0])
+    assert aval == jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), last)
+
+
+def test_many_chains_keep_structure_shapes_and_dtypes(cell):
+    """A transition of several chains maps a state to its like, with the chains first in every leaf."""
+    kernel = cell.make()
+    state = jax.eval_shape(lambda keys: kernel.init(keys, 0, None, cell.args, {}), random.split(random.key(3), 2))
+    after = jax.eval_shape(lambda state: kernel.sample(state, cell.args, {}), state)
+    assert jax.tree.structure(state) == jax.tree.structure(after)
+    for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(after)):
+        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
+        assert x.shape[0] == 2
+
+
+def test_kernel_pickles(cell):
+    """Nothing is lost on the way."""
+    kernel = cell.make()
+    clone = pickle.loads(pickle.dumps(kernel))
+    assert type(clone) is type(kernel)
+    before, after = vars(kernel), vars(clone)
+    assert before.keys() == after.keys()
+    for name in before.keys() - {"dynamics"}:
+        assert before[name] == after[name]
+    assert type(before["dynamics"]) is type(after["dynamics"])
+    for x, y in zip(jax.tree.leaves(vars(before["dynamics"])), jax.tree.leaves(vars(after["dynamics"]))):
+        assert np.array_equal(x, y)
