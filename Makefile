@@ -1,0 +1,51 @@
+# make demo | test | lint | wheel | clean
+#
+# PYTHON=python3.13   the interpreter of the environment
+# STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
+# VENV=folder         the environment (default: .venv, .venv-oldest, .venv-newest)
+# ARGS="-k laws"      more arguments for pytest or for the demo
+
+PYTHON ?= python3
+STACK ?=
+VENV ?= .venv$(addprefix -,$(STACK))
+ARGS ?=
+
+BIN := $(VENV)/bin
+CONSTRAINTS := $(STACK:%=.ci/%.txt)
+
+.PHONY: demo test lint wheel clean
+
+demo: $(VENV)/installed-examples
+	$(BIN)/python examples/logistic_regression.py $(ARGS)
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -n 2 $(ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# the wheel is imported from another folder, where the sources cannot stand in for it
+wheel: $(VENV)/installed-dev
+	rm -rf build dist $(VENV)-wheel
+	$(BIN)/python -m build
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet $(CONSTRAINTS:%=-c %) dist/*.whl
+	cd dist && ../$(VENV)-wheel/bin/python -c 'import numpyro_sgmcmc as s; print(s.__file__, s.__version__)'
+
+clean:
+	rm -rf .venv .venv-* build dist out *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# one stamp for each extra: a second run installs nothing
+$(VENV)/installed-%: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS:%=-c %) -e '.[$*]'
+	touch $@
+
+# where the system's venv has no pip of its own, the interpreter's pip puts one there
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV) || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
