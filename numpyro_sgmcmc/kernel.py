@@ -297,15 +297,19 @@ class SGMCMC(MCMCKernel):
             z = {name: jnp.asarray(init_params.get(name, x), x.dtype).reshape(x.shape) for name, x in z.items()}
         settles = self.dynamics.settles and self.init_strategy is None and init_params is None
         if settles:
-            z, rows_state = descend(z, self._gradient_fn(potential, None, key_model), rows_state)
+            z = descend(potential, z, key_rows, key_model)
         energies = potential.by_site(z, rows, key_model)
         h = self._step_size(jnp.zeros((), jnp.int32), z)
         phase = self.dynamics.init(z, trees.normal_like(key_momentum, z))
         gradient_state = self.gradient.init(potential, z, key_model)
         if settles and self.rows.independent and (potential.plates or potential.structure.randomised):
-            gradient_fn = self._gradient_fn(potential, gradient_state, key_model)
-            variance, rows_state = gradient_variance(phase.z, gradient_fn, rows_state)
-            phase = self.dynamics.balanced(phase, h, variance)
+
+            def gradient_fn(k):
+                rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
+                key = random.fold_in(key_model, k)
+                return self.gradient.evaluate(potential, phase.z, rows, gradient_state, key).gradient
+
+            phase = self.dynamics.balanced(phase, h, gradient_variance(gradient_fn))
         gradient: Any = ()
         if self.integrator.carries_gradient:
             gradient = self.gradient.evaluate(potential, z, rows, gradient_state, key_model).gradient
@@ -324,18 +328,6 @@ class SGMCMC(MCMCKernel):
             rng_key=rng_key,
         )
         return state, energies
-
-    def _gradient_fn(self, potential, gradient_state, rng_key):
-        """(z, rows state) -> gradient, next rows state: the plain one, or the estimator's once it has a state."""
-
-        def gradient_fn(z, rows_state):
-            key = random.fold_in(rng_key, rows_state.t)
-            rows, after = next_rows(self.rows, rows_state, potential.plates)
-            if gradient_state is None:
-                return jax.grad(potential.estimate)(z, rows, key), after
-            return self.gradient.evaluate(potential, z, rows, gradient_state, key).gradient, after
-
-        return gradient_fn
 
     def _step_size(self, i, z):
         return jnp.asarray(self.schedule(i), jnp.result_type(*jax.tree.leaves(z))).reshape(())

@@ -12,52 +12,58 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import lax
+from jax import lax, random
+import jax.numpy as jnp
 from numpyro.optim import Adam
 
 from numpyro_sgmcmc import trees
-from numpyro_sgmcmc.base import RowsState, Sites
+from numpyro_sgmcmc.base import Potential, RowsState, Sites
+from numpyro_sgmcmc.batches import WithoutReplacement, next_rows
 
 STEPS = 1000  # of the descent
 FIRST, LAST = 0.1, 1e-4  # Adam's step, in units of the unconstrained coordinates
+DESCENT_ROWS = 500  # at least so many rows a step: the fall must end near the mode, not in the noise of small batches
 PROBES = 300  # minibatches looked at: the variance of the gradient to 8 %
 
-GradientFn = Callable[[Sites, RowsState], tuple[Any, RowsState]]
 
-
-def descend(z: Sites, gradient_fn: GradientFn, rows_state: RowsState) -> tuple[Sites, RowsState]:
+def descend(potential: Potential, z: Sites, key_rows: jax.Array, key_model: jax.Array) -> Sites:
     """
     ``STEPS`` minibatch steps of Adam, its step size falling geometrically from ``FIRST`` to ``LAST``.
 
-    :param gradient_fn: (position, rows state) -> gradient, next rows state.
-    :return: the last finite position, and the rows state after it.
+    :return: the last finite position.
     """
-    optimizer = Adam(lambda i: FIRST * (LAST / FIRST) ** (i / STEPS))
+    optimizer = Adam(lambda k: FIRST * (LAST / FIRST) ** (k / STEPS))
+    plates = {
+        name: plate._replace(batch_size=max(plate.batch_size, min(plate.size - 1, DESCENT_ROWS)))
+        for name, plate in potential.plates.items()
+    }
 
-    def body(_, carry):
-        state, rows_state = carry
-        gradient, rows_state = gradient_fn(optimizer.get_params(state), rows_state)
-        moved = optimizer.update(gradient, state)
-        return trees.where(trees.all_finite(moved), moved, state), rows_state
+    def body(k, state):
+        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, k), plates)
+        z = optimizer.get_params(state)
+        moved = optimizer.update(jax.grad(potential.estimate)(z, rows, random.fold_in(key_model, k)), state)
+        return trees.where(trees.all_finite(moved), moved, state)
 
-    state, rows_state = lax.fori_loop(0, STEPS, body, (optimizer.init(z), rows_state))
-    return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), z), rows_state
+    state = lax.fori_loop(0, STEPS, body, optimizer.init(z))
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), z)
 
 
-def gradient_variance(z: Sites, gradient_fn: GradientFn, rows_state: RowsState) -> tuple[Any, RowsState]:
+def gradient_variance(gradient_fn: Callable[[Any], Any]) -> Any:
     """
-    Variance of the gradient at ``z`` over ``PROBES`` minibatches, like ``z``, and the rows state after them.
+    Variance over ``PROBES`` minibatches of the gradient at one place.
+
+    :param gradient_fn: number of a batch -> gradient.
     """
     # deviations from one of the gradients: the mean may be large against the spread in float32
-    origin, rows_state = gradient_fn(z, rows_state)
-    zeros = jax.tree.map(lambda g: g * 0, origin)
+    origin = gradient_fn(0)
+    zeros = jax.tree.map(jnp.zeros_like, origin)
 
-    def body(_, carry):
-        mean, square, rows_state = carry
-        gradient, rows_state = gradient_fn(z, rows_state)
-        mean = jax.tree.map(lambda m, g, o: m + (g - o) / PROBES, mean, gradient, origin)
-        square = jax.tree.map(lambda s, g, o: s + (g - o) ** 2 / PROBES, square, gradient, origin)
-        return mean, square, rows_state
+    def body(k, moments):
+        mean, square = moments
+        deviation = jax.tree.map(lambda g, o: g - o, gradient_fn(k), origin)
+        mean = jax.tree.map(lambda m, x: m + x / PROBES, mean, deviation)
+        square = jax.tree.map(lambda s, x: s + x * x / PROBES, square, deviation)
+        return mean, square
 
-    mean, square, rows_state = lax.fori_loop(0, PROBES, body, (zeros, zeros, rows_state))
-    return jax.tree.map(lambda s, m: s - m * m, square, mean), rows_state
+    mean, square = lax.fori_loop(0, PROBES, body, (zeros, zeros))
+    return jax.tree.map(lambda s, m: s - m * m, square, mean)
