@@ -32,7 +32,7 @@ wheel: $(VENV)/installed-dev
 	$(BIN)/python -m build
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/python -m pip install --quiet $(CONSTRAINTS:%=-c %) dist/*.whl
-	cd dist && ../$(VENV)-wheel/bin/python -c 'import numpyro_sgmcmc as s; print(s.__file__, s.__version__)'
+	cd dist && $(abspath $(VENV)-wheel)/bin/python -c 'import numpyro_sgmcmc as s; print(s.__file__, s.__version__)'
 
 clean:
 	rm -rf .venv .venv-* build dist out *.egg-info .pytest_cache .ruff_cache
