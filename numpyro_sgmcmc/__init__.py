@@ -1,9 +1,10 @@
 """Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, step_size=..., batch_size=...))``."""
 
 from numpyro_sgmcmc.batches import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
+from numpyro_sgmcmc.chain import SGMCMCState
 from numpyro_sgmcmc.gradients import Minibatch
 from numpyro_sgmcmc.integrators import Splitting
-from numpyro_sgmcmc.kernel import SGMCMC, SGMCMCState
+from numpyro_sgmcmc.kernel import SGMCMC
 from numpyro_sgmcmc.schedules import Constant, Cyclical, Piecewise, Polynomial
 from numpyro_sgmcmc.sghmc import SGHMC
 from numpyro_sgmcmc.sgld import SGLD

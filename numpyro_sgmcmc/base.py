@@ -1,7 +1,7 @@
 """Types that pass between rooms: what one file may expect of another."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
@@ -99,12 +99,31 @@ class Dynamics(Protocol):
     also standard normal noise like ``z``.
     """
 
-    flows: str  # the letters it has
-    moves: str  # the letters that change z
-    settles: bool  # whether a chain should start near a mode, its thermostats `balanced`
-    integrators: Mapping[str, str]  # the papers' names -> words
+    @property
+    def flows(self) -> str:
+        """The letters it has."""
+        ...
+
+    @property
+    def moves(self) -> str:
+        """The letters that change z."""
+        ...
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        """The papers' names -> words."""
+        ...
 
     def init(self, z: Sites, noise: Any) -> Phase: ...
+
+
+@runtime_checkable
+class Thermostatted(Protocol):
+    """A dynamics that measures its own temperature, and suffers from a start far from equilibrium."""
+
+    def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
+        """The phase with thermostats that balance gradient noise of this variance."""
+        ...
 
 
 class Integrator(Protocol):

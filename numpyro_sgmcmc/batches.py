@@ -75,7 +75,8 @@ class Reshuffled:
     Random reshuffling: each epoch runs through a new random order of the rows, a batch at a time.
 
     Within an epoch the errors of the minibatch gradients cancel, which removes most of the excess variance that
-    i.i.d. minibatches cause as long as an epoch is short compared with the relaxation of the chain (Paulin et al. 2025).
+    independent minibatches cause, as long as an epoch is short compared with the relaxation of the chain (Paulin et
+    al. 2025).
     Rows that do not fill a last batch are left out of that epoch; every epoch starts anew, so every row is equally
     likely at every step.
 
@@ -141,8 +142,7 @@ def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) 
     """
     keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
     rows = {
-        name: scheme(key, state.t, plate.size, plate.batch_size)
-        for key, (name, plate) in zip(keys, plates.items())
+        name: scheme(key, state.t, plate.size, plate.batch_size) for key, (name, plate) in zip(keys, plates.items())
     }
     return rows, state._replace(t=state.t + 1)
 
@@ -167,12 +167,12 @@ def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:
         >>> bool((X[:, 0] == 2 * y).all())
         True
     """
-    lengths = [np.shape(array)[0] if np.ndim(array) else None for array in arrays]
-    if not arrays or None in lengths or len(set(lengths)) > 1:
-        raise ValueError(f"shuffle_rows needs arrays with one common number of rows, got {lengths}.")
+    lengths = [np.shape(array)[0] if np.ndim(array) else -1 for array in arrays]
+    if not arrays or -1 in lengths or len(set(lengths)) > 1:
+        shapes = ", ".join(str(np.shape(array)) for array in arrays)
+        raise ValueError(f"shuffle_rows needs arrays with one common number of rows, got shapes {shapes or 'none'}.")
     order = random.permutation(rng_key, lengths[0])
     shuffled = tuple(
-        array[np.asarray(order)] if isinstance(array, np.ndarray) else jnp.asarray(array)[order]
-        for array in arrays
+        array[np.asarray(order)] if isinstance(array, np.ndarray) else jnp.asarray(array)[order] for array in arrays
     )
     return shuffled[0] if len(shuffled) == 1 else shuffled

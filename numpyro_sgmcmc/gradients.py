@@ -1,4 +1,4 @@
-"""Gradient estimators: rows -> unbiased gradient of U. Written on the potential's three questions; none of them draws."""
+"""Gradient estimators: rows -> unbiased gradient of U. Written on the potential's three questions; none draws."""
 
 from dataclasses import dataclass
 from typing import Any

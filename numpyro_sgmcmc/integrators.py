@@ -72,7 +72,7 @@ class Splitting:
             for letter in "BFNO":
                 if has(letter):
                     raise ValueError(
-                        f"{refuse}'E' is the whole momentum update and stands without {letter!r}; leave out one of them."
+                        f"{refuse}'E' is the whole momentum update and stands without {letter!r}; leave one out."
                     )
             if word.count("E") > 1:
                 raise ValueError(f"{refuse}'E' may stand only once.")

@@ -5,33 +5,10 @@ Decides which plates are cut to minibatches, and refuses by name what cannot be 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 from numpyro_sgmcmc.base import Plate
 from numpyro_sgmcmc.plates import Structure, outline
-
-
-def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
-    """
-    What can be said of ``batch_size`` before a model is seen.
-
-    :raises TypeError: not an int, a dict of ints, or None.
-    :raises ValueError: smaller than 1.
-    """
-    if batch_size is None:
-        return None
-    if isinstance(batch_size, Mapping):
-        return {name: _count(f"batch_size[{name!r}]", n) for name, n in batch_size.items()}
-    return _count("batch_size", batch_size)
-
-
-def _count(what: str, n: Any) -> int:
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-        raise TypeError(f"{what}={n!r}: give a whole number of rows, a dict {{plate: rows}}, or None.")
-    if n < 1:
-        raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size=None uses all of the data.")
-    return int(n)
 
 
 def judged(
@@ -181,7 +158,7 @@ def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
 def _local_message(latent: str, plate: str) -> str:
     return (
         f"latent site {latent!r} stands inside the minibatched plate {plate!r}, so each minibatch would sample other "
-        f"variables under the same name. Marginalise {latent!r}, move it out of {plate!r}, or use all rows of {plate!r}."
+        f"variables under the same name. Marginalise {latent!r}, move it out of {plate!r}, or use all of its rows."
     )
 
 

@@ -17,7 +17,7 @@ from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Uni
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 
-from numpyro_sgmcmc.base import Plate, Rows
+from numpyro_sgmcmc.base import Rows
 
 
 class minibatch(Messenger):
@@ -98,7 +98,6 @@ class Site(NamedTuple):
     unconstrained: jax.ShapeDtypeStruct | None  # None for observed sites
     discrete: bool
     delta: bool
-    dynamic_support: bool
     uses: frozenset[str]  # plates whose rows its log density depends on
     one_number_in: frozenset[str]  # plates over which a factor is one number, broadcast
 
@@ -137,9 +136,7 @@ def outline(model: Any, args: tuple, kwargs: Mapping[str, Any], batch_sizes: Map
         key = jax.random.key(0)
         seeded = handlers.substitute(handlers.seed(chosen, key), substitute_fn=init_to_sample)
         tr = handlers.trace(seeded).get_trace(*args, **kwargs)
-        densities = {
-            name: site["fn"].log_prob(site["value"]) for name, site in tr.items() if site["type"] == "sample"
-        }
+        densities = {name: site["fn"].log_prob(site["value"]) for name, site in tr.items() if site["type"] == "sample"}
         found["trace"] = tr
         # everything asked of the trace below is static; the shapes are read while the tracers live
         found["sites"] = {name: _site(site, densities[name]) for name, site in tr.items() if site["type"] == "sample"}
@@ -191,11 +188,10 @@ def _site(site: Any, log_prob: jax.Array) -> Site:
     observed = bool(site["is_observed"])
     plates = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
     discrete = bool(fn.support is not None and fn.support.is_discrete) if not observed else False
-    unconstrained, dynamic = None, False
+    unconstrained = None
     if not observed and not discrete:
         value = biject_to(fn.support).inv(site["value"])
         unconstrained = jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
-        dynamic = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(fn.support))
     broadcast = frozenset()
     if isinstance(fn, ExpandedDistribution) and isinstance(fn.base_dist, Unit):
         inner = fn.base_dist.batch_shape
@@ -207,7 +203,6 @@ def _site(site: Any, log_prob: jax.Array) -> Site:
         unconstrained=unconstrained,
         discrete=discrete,
         delta=isinstance(fn, Delta) and not observed,
-        dynamic_support=dynamic,
         uses=frozenset(),
         one_number_in=broadcast,
     )

@@ -135,5 +135,17 @@ class ModelPotential:
         return z
 
 
+def constrained_latents(model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites) -> dict[str, jax.Array]:
+    """
+    Constrained values of the sites in ``z``, by their transforms alone. Other latents, as a Gibbs kernel leaves them
+    out here, are drawn; nothing depends on them unless a support does.
+    """
+    seeded = handlers.seed(minibatch(model), jax.random.key(0))
+    tr = handlers.trace(handlers.substitute(seeded, substitute_fn=partial(_unconstrain_reparam, z))).get_trace(
+        *args, **kwargs
+    )
+    return {name: tr[name]["value"] for name in z}
+
+
 def _sum(energies: Any) -> jax.Array:
     return sum((jnp.sum(energy) for energy in energies), start=jnp.zeros(()))

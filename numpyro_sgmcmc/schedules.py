@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.base import Schedule
@@ -19,9 +18,7 @@ from numpyro_sgmcmc.base import Schedule
 def _positive(owner: object, **values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-            raise ValueError(
-                f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number."
-            )
+            raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
 
 
 @dataclass(frozen=True)
@@ -147,14 +144,10 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
     """
     if isinstance(step_size, Callable):
         return step_size
-    if isinstance(step_size, jax.core.Tracer):
-        raise TypeError("step_size is a traced value; give the kernel a float or a function of the step index.")
     try:
         value = float(step_size)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"step_size={step_size!r} is neither a number nor a function of the step index."
-        ) from None
+        raise TypeError(f"step_size={step_size!r} is neither a number nor a function of the step index.") from None
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"step_size={step_size!r}: a constant step size must be positive and finite.")
     return Constant(value)

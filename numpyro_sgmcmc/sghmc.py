@@ -17,13 +17,13 @@ leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant. D is a rate (the C of C
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc import trees
+from numpyro_sgmcmc.arguments import checked_inverse_mass, checked_rate
 from numpyro_sgmcmc.base import GradientEstimator, Phase, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.batches import Reshuffled
 from numpyro_sgmcmc.gradients import Minibatch
@@ -52,7 +52,6 @@ class Underdamped:
     inverse_mass_matrix: Any = 1.0
     flows: str = field(default="ABFNOE", init=False)
     moves: str = field(default="A", init=False)
-    settles: bool = field(default=False, init=False)
 
     @property
     def integrators(self) -> Mapping[str, str]:
@@ -111,17 +110,6 @@ class Underdamped:
             self.inverse_mass(phase.z),
         )
         return phase._replace(momentum=momentum)
-
-
-def checked_rate(name: str, value: float) -> float:
-    """A friction or diffusion: finite and not negative; 0 is legal."""
-    try:
-        rate = float(value)
-    except (TypeError, ValueError):
-        rate = math.nan
-    if not (math.isfinite(rate) and rate >= 0):
-        raise ValueError(f"{name}={value!r}: the {name} must be a finite number, 0 or larger.")
-    return rate
 
 
 class SGHMC(SGMCMC):
@@ -187,7 +175,7 @@ class SGHMC(SGMCMC):
         inverse_mass_matrix: Any = None,
         init_strategy: Any = None,
     ):
-        dynamics = Underdamped(checked_rate("friction", friction), self.checked_inverse_mass(inverse_mass_matrix))
+        dynamics = Underdamped(checked_rate("friction", friction), checked_inverse_mass(inverse_mass_matrix))
         super().__init__(
             model,
             dynamics,

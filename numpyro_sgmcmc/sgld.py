@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc import trees
+from numpyro_sgmcmc.arguments import checked_inverse_mass
 from numpyro_sgmcmc.base import GradientEstimator, Phase, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.batches import Reshuffled
 from numpyro_sgmcmc.gradients import Minibatch
@@ -36,7 +37,6 @@ class Overdamped:
     inverse_mass_matrix: Any = 1.0
     flows: str = field(default="E", init=False)
     moves: str = field(default="E", init=False)
-    settles: bool = field(default=False, init=False)
 
     @property
     def integrators(self) -> Mapping[str, str]:
@@ -114,7 +114,7 @@ class SGLD(SGMCMC):
         inverse_mass_matrix: Any = None,
         init_strategy: Any = None,
     ):
-        dynamics = Overdamped(self.checked_inverse_mass(inverse_mass_matrix))
+        dynamics = Overdamped(checked_inverse_mass(inverse_mass_matrix))
         super().__init__(
             model,
             dynamics,

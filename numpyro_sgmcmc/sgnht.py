@@ -30,12 +30,13 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc import trees
+from numpyro_sgmcmc.arguments import checked_inverse_mass, checked_rate
 from numpyro_sgmcmc.base import GradientEstimator, Phase, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.batches import WithoutReplacement
 from numpyro_sgmcmc.gradients import Minibatch
 from numpyro_sgmcmc.integrators import named
 from numpyro_sgmcmc.kernel import SGMCMC
-from numpyro_sgmcmc.sghmc import Underdamped, checked_rate
+from numpyro_sgmcmc.sghmc import Underdamped
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,6 @@ class NoseHoover(Underdamped):
 
     elementwise: bool = False
     flows: str = field(default="ABFNODE", init=False)
-    settles: bool = field(default=True, init=False)
 
     @property
     def integrators(self) -> Mapping[str, str]:
@@ -150,7 +150,7 @@ class SGNHT(SGMCMC):
     ):
         dynamics = NoseHoover(
             checked_rate("diffusion", diffusion),
-            self.checked_inverse_mass(inverse_mass_matrix),
+            checked_inverse_mass(inverse_mass_matrix),
             self.elementwise,
         )
         super().__init__(

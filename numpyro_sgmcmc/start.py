@@ -1,11 +1,11 @@
 r"""
 Where a thermostat's chain starts when nobody says: near a mode, its thermostats in balance with the gradient noise.
 
-A chain that falls into the posterior from afar turns potential energy into momentum, and each thermostat integrates it,
-dxi = (p^2 / M - 1) dt: on the way up without bound, on the way down by at most 1 per unit of time. Until it is down the
-posterior comes out too narrow. On the other side, a thermostat that starts at D, below its balance D + h s^2 / 2, leaves
-the posterior too wide for about as many units of time as the balance is large. Hence a short descent for z, then a look
-at the variance of the gradient there. docs/design.md has the measurements.
+A chain that falls into the posterior from afar turns potential energy into momentum, and each thermostat integrates
+it, dxi = (p^2 / M - 1) dt: on the way up without bound, on the way down by at most 1 per unit of time. Until it is
+down the posterior comes out too narrow. On the other side, a thermostat that starts at D, below its balance
+D + h s^2 / 2, leaves the posterior too wide for about as many units of time as the balance is large. Hence a short
+descent for z, then a look at the variance of the gradient there. docs/design.md has the measurements.
 """
 
 from collections.abc import Callable

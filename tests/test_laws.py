@@ -5,6 +5,10 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
+from numpyro_sgmcmc.sghmc import Underdamped
+from numpyro_sgmcmc.sgnht import NoseHoover
 from tests.laws import (
     PRECISION,
     affine_step,
@@ -14,10 +18,6 @@ from tests.laws import (
     stationary_covariance,
     z_scores,
 )
-
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
-from numpyro_sgmcmc.sghmc import Underdamped
-from numpyro_sgmcmc.sgnht import NoseHoover
 
 ALPHA = 4.5  # standard errors, for the whole suite: 7e-6 for each comparison
 TARGET = np.linalg.inv(PRECISION)

@@ -1,4 +1,4 @@
-"""The potential of a model: its three questions against NumPyro's own full-data log density, for many forms of model."""
+"""The potential: its three questions against NumPyro's own full-data log density, for many forms of model."""
 
 import itertools
 
@@ -59,9 +59,10 @@ def every_support(y):
     numpyro.sample("simplex", dist.Dirichlet(jnp.ones(3)))
     numpyro.sample("corr", dist.LKJCholesky(3, 1.0))
     numpyro.sample("interval", dist.Uniform(-1, 2))
-    numpyro.sample("ordered", dist.TransformedDistribution(
-        dist.Normal(0, 1).expand([3]).to_event(1), dist.transforms.OrderedTransform()
-    ))
+    numpyro.sample(
+        "ordered",
+        dist.TransformedDistribution(dist.Normal(0, 1).expand([3]).to_event(1), dist.transforms.OrderedTransform()),
+    )
     low = numpyro.sample("low", dist.Normal(0, 1))
     above = numpyro.sample("above", dist.TruncatedNormal(0, 1, low=low))  # a support that depends on a value
     with numpyro.plate("N", N) as rows:
@@ -108,7 +109,8 @@ def nested(y):
 
 
 MODELS = [
-    indexed, subsampled, declared, regression, every_support, with_a_factor, with_scale_and_mask, grouped, vectors, nested,
+    indexed, subsampled, declared, regression, every_support,
+    with_a_factor, with_scale_and_mask, grouped, vectors, nested,
 ]  # fmt: skip
 
 

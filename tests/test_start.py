@@ -25,7 +25,12 @@ def variance_ratio(kernel, transitions=300):
     """Variance around the exact posterior mean over the exact variance: one number a chain, coordinates averaged."""
     # 200 transitions of 10 steps: the 2000 steps of warm-up after which the wind-up of the field is still felt
     mcmc = MCMC(
-        kernel, num_warmup=200, num_samples=transitions, num_chains=CHAINS, chain_method="vectorized", progress_bar=False
+        kernel,
+        num_warmup=200,
+        num_samples=transitions,
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
     )
     mcmc.run(random.key(1), X)
     error = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"]) - MODE

@@ -1,0 +1,134 @@
+"""Judges the numbers a user hands in: each refusal names the argument and the way out."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
+    """
+    What can be said of ``batch_size`` before a model is seen.
+
+    :raises TypeError: not an int, a dict of ints, or None.
+    :raises ValueError: smaller than 1.
+    """
+    if batch_size is None:
+        return None
+    if isinstance(batch_size, Mapping):
+        return {name: _count(f"batch_size[{name!r}]", n) for name, n in batch_size.items()}
+    return _count("batch_size", batch_size)
+
+
+def _count(what: str, n: Any) -> int:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{what}={n!r}: give a whole number of rows, a dict {{plate: rows}}, or None.")
+    if n < 1:
+        raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size=None uses all of the data.")
+    return int(n)
+
+
+def checked_rate(name: str, value: float) -> float:
+    """A friction or diffusion: finite and not negative; 0 is legal."""
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not (math.isfinite(rate) and rate >= 0):
+        raise ValueError(f"{name}={value!r}: the {name} must be a finite number, 0 or larger.")
+    return rate
+
+
+def checked_count(name: str, value: Any) -> int:
+    """A whole number of steps, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r} must be a whole number.")
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1.")
+    return int(value)
+
+
+def checked_part(name: str, part: Any, verb: str) -> Any:
+    """An instance, not its class or its name."""
+    if isinstance(part, type) or not hasattr(part, verb):
+        raise TypeError(f"{name}={part!r} is not an instance that offers `{verb}`; write `{name}=...()`.")
+    return part
+
+
+def checked_inverse_mass(value: Any) -> Any:
+    """
+    ``inverse_mass_matrix`` as a float or a dict of NumPy arrays (None: 1.0).
+
+    :raises ValueError: an entry that is not positive and finite, or an array without a site.
+    """
+    checked = 1.0 if value is None else value
+    entries = checked if isinstance(checked, Mapping) else {None: checked}
+    for site, entry in entries.items():
+        array = np.asarray(entry)
+        if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
+            where = "inverse_mass_matrix" + ("" if site is None else f"[{site!r}]")
+            raise ValueError(f"{where} must hold positive, finite numbers, got {entry!r}.")
+    if isinstance(checked, Mapping):
+        return {site: np.asarray(entry, float) for site, entry in checked.items()}
+    if np.ndim(checked):
+        raise ValueError("inverse_mass_matrix must be None, a scalar, or a dict of diagonals like z.")
+    return float(checked)
+
+
+def check_inverse_mass_fits(inverse_mass: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """
+    :raises ValueError: a dict that is not like ``z``.
+    """
+    if not isinstance(inverse_mass, Mapping):
+        return
+    _check_names("inverse_mass_matrix", inverse_mass, prototype)
+    for name, site in prototype.items():
+        if name not in inverse_mass:
+            raise ValueError(f"inverse_mass_matrix has no entry for the latent site {name!r}.")
+        if np.shape(inverse_mass[name]) not in ((), site.shape):
+            raise ValueError(
+                f"inverse_mass_matrix[{name!r}] has shape {np.shape(inverse_mass[name])}; z[{name!r}] has {site.shape}."
+            )
+
+
+def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+    """
+    :raises ValueError: not a dict of unconstrained values of latent sites, with an axis of chains where ``batched``.
+    """
+    if init_params is None:
+        return
+    if not isinstance(init_params, Mapping):
+        raise ValueError(f"init_params must be a dict of unconstrained values by site, got {type(init_params)}.")
+    _check_names("init_params", init_params, prototype)
+    for name, value in init_params.items():
+        shape = jnp.shape(value)[1:] if batched else jnp.shape(value)
+        if shape != prototype[name].shape:
+            raise ValueError(
+                f"init_params[{name!r}] has shape {shape}{' for each chain' if batched else ''}; the unconstrained "
+                f"site has {prototype[name].shape}."
+            )
+
+
+def check_energies(energies: Mapping[str, jax.Array]) -> None:
+    """
+    :raises ValueError: names the sites whose energy at the start is not finite.
+    """
+    wrong = [name for name, energy in energies.items() if not bool(jnp.isfinite(energy).all())]
+    if wrong:
+        raise ValueError(
+            f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Look for data that are "
+            "missing or outside the support of that site's distribution; otherwise start elsewhere by init_params or "
+            "init_strategy."
+        )
+
+
+def _check_names(what: str, given: Mapping[str, Any], prototype: Mapping[str, Any]) -> None:
+    unknown = sorted(set(given) - set(prototype))
+    if unknown:
+        raise ValueError(
+            f"{what} names {', '.join(map(repr, unknown))}; the latent sites of the model are "
+            f"{', '.join(map(repr, prototype))}."
+        )
