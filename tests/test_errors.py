@@ -1,0 +1,323 @@
+"""Bad input gets one clear error that names the site, plate or argument, before anything is compiled; nothing is lost."""
+
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.contrib.control_flow import scan
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, init_to_value
+import pytest
+
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Minibatch
+
+N = 12
+Y = np.asarray(random.normal(random.key(0), (N,)))
+
+
+def good(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+
+def unindexed(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N):
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def local_latent(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        b = numpyro.sample("b", dist.Normal(mu, 1))
+        numpyro.sample("y", dist.Normal(b, 1), obs=y[rows])
+
+
+def masked_latent(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows], obs_mask=(jnp.arange(N) > 3)[rows])
+
+
+def discrete_latent(y):
+    k = numpyro.sample("k", dist.Bernoulli(0.5))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(k, 1), obs=y[rows])
+
+
+def delta_latent(y):
+    k = numpyro.sample("k", dist.Delta(0.5))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(k, 1), obs=y[rows])
+
+
+def without_a_plate(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def without_a_latent(y):
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(0, 1), obs=y[rows])
+
+
+def two_plates(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("a", N) as a:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[a])
+    with numpyro.plate("b", N) as b:
+        numpyro.sample("x", dist.Normal(mu, 2), obs=y[b])
+
+
+def summed_outside(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        log_likelihood = dist.Normal(mu, 1).log_prob(y[rows])
+    numpyro.factor("fit", log_likelihood.sum())
+
+
+def summed_inside(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        numpyro.factor("fit", dist.Normal(mu, 1).log_prob(y[rows]).sum())
+
+
+def plate_in_scan(y, subsample_size=None):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+
+    def body(carry, yt):
+        with numpyro.plate("N", 3, subsample_size=subsample_size) as rows:
+            numpyro.sample("y", dist.Normal(mu, 1), obs=yt[rows])
+        return carry, None
+
+    scan(body, 0.0, y.reshape(4, 3))
+
+
+def declared_in_scan(y):
+    plate_in_scan(y, subsample_size=2)
+
+
+def batch_norm(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    from numpyro.primitives import mutable
+
+    mutable("running", {"mean": jnp.zeros(())})
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+
+def presliced(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", 1000, subsample_size=len(y)):
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def start(model, data=Y, init_params=None, kernel=SGLD, **kwargs):
+    return kernel(model, **{"step_size": 1e-2, "batch_size": 4} | kwargs).init(
+        random.key(0), 0, init_params, (data,), {}
+    )
+
+
+@pytest.mark.parametrize(
+    "model, batch_size, message",
+    [
+        (good, {"M": 3}, "names the plate 'M', but the model has the plates 'N' \\(12 rows\\)"),
+        (good, 12, "batch_size=12 for plate 'N' of 12 rows: a minibatch must be smaller"),
+        (good, {"N": 20}, "batch_size=20 for plate 'N' of 12 rows: a minibatch must be smaller"),
+        (unindexed, 4, "plate 'N' is cut to 4 rows.*must be indexed"),
+        (unindexed, 1, "site 'y' in plate 'N'.*not indexed by the plate"),
+        (local_latent, 4, "latent site 'b' stands inside the minibatched plate 'N'"),
+        (local_latent, {"N": 4}, "latent site 'b' stands inside the minibatched plate 'N'"),
+        (masked_latent, 4, "latent site 'y_unobserved' stands inside the minibatched plate 'N'"),
+        (discrete_latent, 4, "latent site 'k' is discrete"),
+        (delta_latent, 4, "latent site 'k' has a Delta distribution"),
+        (without_a_plate, 4, "batch_size=4, but the model has no plate"),
+        (without_a_plate, {"N": 4}, "names the plate 'N', but the model has no plate"),
+        (without_a_latent, 4, "no latent sample site"),
+        (two_plates, 4, "could mean any of the plates 'a', 'b'.*batch_size={'a': 4}"),
+        (summed_outside, 4, "means the one plate that holds observed sites, but of the plates 'N'"),
+        (summed_outside, {"N": 4}, "site 'fit' depends on the rows of the minibatched plate 'N' but stands outside"),
+        (summed_inside, 4, "factor 'fit' in plate 'N' is one number made from the whole minibatch"),
+        (plate_in_scan, 2, "plate 'N' stands inside `scan`"),
+        (plate_in_scan, {"N": 2}, "plate 'N' stands inside `scan`"),
+        (declared_in_scan, None, "plate 'N' stands inside `scan`"),
+        (batch_norm, 4, "mutable site 'running'"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value))[:20],
+)
+def test_a_model_that_cannot_be_minibatched_so(model, batch_size, message):
+    with pytest.raises(ValueError, match=message):
+        start(model, batch_size=batch_size)
+
+
+def test_a_full_plate_in_scan_is_fine():
+    start(plate_in_scan, batch_size=None)
+
+
+def test_a_minibatch_handed_in_as_data_is_explained():
+    with pytest.raises(ValueError) as error:
+        start(presliced, batch_size=None)
+    assert "pass the whole data" in error.value.__notes__[0] and "{'N': 12}" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("n", [0, -3, {"N": 0}])
+def test_a_minibatch_of_no_rows(n):
+    with pytest.raises(ValueError, match="at least one row"):
+        SGLD(good, step_size=0.1, batch_size=n)
+
+
+@pytest.mark.parametrize("n", [2.5, 4.0, True, "all", {"N": 2.0}])
+def test_a_minibatch_that_is_no_number_of_rows(n):
+    with pytest.raises(TypeError, match="give a whole number of rows"):
+        SGLD(good, step_size=0.1, batch_size=n)
+
+
+def test_errors_come_before_anything_is_compiled():
+    compilations = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: compilations.append(event) if "backend_compile" in event else None
+    )
+    y = jnp.asarray(Y)
+    random.key(0)
+    before = len(compilations)
+    with pytest.raises(ValueError, match="latent site 'b'"):
+        SGLD(local_latent, step_size=0.1, batch_size=4).init(random.key_data(random.key(0)), 0, None, (y,), {})
+    assert len(compilations) - before <= 1  # the key above
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, "much", None])
+def test_friction_and_diffusion(value):
+    with pytest.raises(ValueError, match="friction=.*finite number, 0 or larger"):
+        SGHMC(good, step_size=0.1, friction=value)
+    for kernel in (SGNHT, MSGNHT):
+        with pytest.raises(ValueError, match="diffusion=.*finite number, 0 or larger"):
+            kernel(good, step_size=0.1, diffusion=value)
+
+
+def test_zero_friction_and_diffusion_are_legal():
+    assert SGHMC(good, step_size=0.1, friction=0).friction == 0.0
+    assert MSGNHT(good, step_size=0.1, diffusion=0).diffusion == 0.0
+
+
+@pytest.mark.parametrize(
+    "kwargs, error, message",
+    [
+        ({"steps_per_sample": 0}, ValueError, "steps_per_sample=0 must be at least 1"),
+        ({"steps_per_sample": 1.5}, TypeError, "steps_per_sample=1.5 must be a whole number"),
+        ({"gradient": Minibatch}, TypeError, "gradient=.*not an instance"),
+        ({"rows": "reshuffled"}, TypeError, "rows='reshuffled' is not an instance"),
+        ({"step_size": 0.0}, ValueError, "step_size=0.0.*positive and finite"),
+        ({"step_size": None}, TypeError, "step_size=None is neither"),
+        ({"inverse_mass_matrix": -1.0}, ValueError, "inverse_mass_matrix must hold positive"),
+        ({"inverse_mass_matrix": {"mu": np.nan}}, ValueError, r"inverse_mass_matrix\['mu'\] must hold positive"),
+        ({"inverse_mass_matrix": np.ones(3)}, ValueError, "None, a scalar, or a dict"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_argument_is_judged_at_construction(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        SGHMC(good, **{"step_size": 0.1} | kwargs)
+
+
+def test_the_model_is_a_callable():
+    with pytest.raises(TypeError, match="not a NumPyro model"):
+        SGLD("model", step_size=0.1)
+
+
+@pytest.mark.parametrize(
+    "inverse_mass, message",
+    [
+        ({"nu": 1.0}, "inverse_mass_matrix names 'nu'; the latent sites of the model are 'mu'"),
+        ({}, "no entry for the latent site 'mu'"),
+        ({"mu": np.ones(3)}, r"inverse_mass_matrix\['mu'\] has shape \(3,\)"),
+    ],
+)
+def test_an_inverse_mass_that_is_not_like_z(inverse_mass, message):
+    with pytest.raises(ValueError, match=message):
+        start(good, kernel=SGHMC, inverse_mass_matrix=inverse_mass)
+
+
+@pytest.mark.parametrize(
+    "init_params, message",
+    [
+        ({"nu": 0.0}, "init_params names 'nu'; the latent sites of the model are 'mu'"),
+        ({"mu": np.zeros(3)}, r"init_params\['mu'\] has shape \(3,\)"),
+        (np.zeros(3), "must be a dict of unconstrained values"),
+    ],
+)
+def test_init_params_that_do_not_fit(init_params, message):
+    with pytest.raises(ValueError, match=message):
+        start(good, init_params=init_params)
+
+
+def test_an_integer_start_is_cast():
+    assert start(good, init_params={"mu": 1}).z["mu"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ["friction", "step_size", "batch_size", "integrator", "steps_per_sample", "dynamics"])
+def test_kernels_are_frozen(name):
+    with pytest.raises(AttributeError, match=f"SGHMC.{name} is frozen"):
+        setattr(SGHMC(good, step_size=0.1), name, 1)
+
+
+# -- energies that are not finite ----------------------------------------------------------------------------------
+
+
+def test_a_first_batch_that_is_not_finite_is_named_by_site():
+    with pytest.raises(ValueError, match="energy at the start is not finite at site 'y'"):
+        start(good, data=np.full(N, np.nan))
+
+
+def test_a_prior_that_is_not_finite_is_named_by_site():
+    with pytest.raises(ValueError, match="energy at the start is not finite at site 'mu'"):
+        start(good, init_params={"mu": np.inf}, batch_size=None)
+
+
+def run(kernel, data=Y, num_samples=60, **kwargs):
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=num_samples, progress_bar=False, **kwargs)
+    mcmc.run(random.key(1), data)
+    jax.effects_barrier()
+    return mcmc
+
+
+def test_a_bad_row_met_later_is_a_refused_step():
+    y = Y.copy()
+    kernel = SGLD(good, step_size=1e-3, batch_size=1, init_strategy=init_to_value(values={"mu": 0.0}))
+    state = kernel.init(random.key(1), 0, None, (Y,), {})
+    first = kernel.rows(state.rows_state.rng_key, jnp.array(0), N, 1)
+    y[(int(first[0]) + 1) % N] = np.nan  # any row but that of the first batch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one refused step in 12 is no chain that stands still
+        mcmc = run(kernel, y, num_samples=120)
+    diverging = mcmc.get_extra_fields()["diverging"]
+    assert int(diverging.sum()) == 10  # once in each epoch of 12
+    draws = mcmc.get_samples()["mu"]
+    assert jnp.isfinite(draws).all()
+    np.testing.assert_array_equal(draws[1:][diverging[1:]], draws[:-1][diverging[1:]])
+
+
+@pytest.mark.parametrize("kernel", [SGLD, SGHMC, MSGNHT])
+def test_an_exploding_chain_keeps_its_last_finite_state_and_is_reported_once(kernel):
+    with pytest.warns(UserWarning, match="refused .* steps in a row.*step size is 1e\\+30") as caught:
+        mcmc = run(kernel(good, step_size=1e30, batch_size=4, steps_per_sample=20))
+    assert len([w for w in caught if "in a row" in str(w.message)]) == 1
+    assert mcmc.get_extra_fields()["diverging"].all()
+    state = mcmc.last_state
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.z, state.momentum, state.thermostat)))
+    assert int(state.i) == 60 * 20 and int(state.refused) > 1000
+
+
+@pytest.mark.parametrize("chain_method", ["vectorized", jax.vmap])
+def test_each_chain_that_stands_still_is_reported_once(chain_method):
+    kernel = SGHMC(good, step_size=1e30, batch_size=4, steps_per_sample=20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(kernel, num_chains=3, chain_method=chain_method)
+    assert len([w for w in caught if "in a row" in str(w.message)]) == 3
