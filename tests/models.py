@@ -48,10 +48,10 @@ def logistic(x, y=None):
         numpyro.sample("obs", dist.Bernoulli(logits=x[rows] @ weights), obs=None if y is None else y[rows])
 
 
-def logistic_subsample(x, y=None):
-    """:func:`logistic` with data cut by ``numpyro.subsample``."""
+def logistic_subsample(x, y=None, subsample_size=None):
+    """:func:`logistic` with data cut by ``numpyro.subsample``, the size of a minibatch declared or not."""
     weights = numpyro.sample("weights", dist.Normal(0, 1).expand([DIM]).to_event(1))
-    with numpyro.plate("N", len(x)):
+    with numpyro.plate("N", len(x), subsample_size=subsample_size):
         batch = numpyro.subsample(x, event_dim=1)
         labels = None if y is None else numpyro.subsample(y, event_dim=0)
         numpyro.sample("obs", dist.Bernoulli(logits=batch @ weights), obs=labels)

@@ -1,4 +1,4 @@
-"""The kernels as blocks of ``numpyro.infer.Gibbs``: ``batch_size=`` on the kernel, siblings' values in the arguments."""
+"""The kernels as blocks of ``numpyro.infer.Gibbs``: ``batch_size=`` on the kernel, siblings in the arguments."""
 
 import jax
 from jax import random
@@ -48,11 +48,11 @@ def conditional_gradient(tau, mu, x):
 @pytest.mark.parametrize(("batch_size", "bias"), [(None, 0.0), (12, 0.05)])
 def test_a_block_samples_the_posterior(batch_size, bias):
     """
-    256 chains as replicates: mean and variance of ``log tau``, and of ``mu``, within 5 standard errors of the exact
+    128 chains as replicates: mean and variance of ``log tau``, and of ``mu``, within 5 standard errors of the exact
     marginals; with minibatches within ``bias`` standard deviations more, for their noise widens the draws by
     h s^2 / (2 D) = 3 % if independent, by less if reshuffled.
     """
-    mcmc = run(two_blocks(batch_size=batch_size), 150, 50, num_chains=256)
+    mcmc = run(two_blocks(batch_size=batch_size), 100, 20, num_chains=128)
     samples = mcmc.get_samples(group_by_chain=True)
     exact = np.random.default_rng(1).gamma(SHAPE, 1 / RATE, 1_000_000)
     sd = np.std(np.log(exact))
@@ -66,7 +66,7 @@ def test_a_block_samples_the_posterior(batch_size, bias):
             ("variance", ((values - mean) ** 2).mean(1), variance, variance),
         ):
             estimate, error = replicates.mean(), replicates.std(ddof=1) / np.sqrt(len(replicates))
-            assert error < 0.03 * scale
+            assert error < 0.04 * scale
             assert abs(estimate - truth) < 5 * error + bias * scale, (
                 f"{what} of {name}: {estimate:.4f} +- {error:.4f}, exactly {truth:.4f}"
             )
@@ -90,7 +90,8 @@ def test_refresh_looks_at_the_coming_batch():
     state = kernel.init(random.key(1), 0, {"tau": jnp.array(1.5)}, args, kwargs)
     # batches 4 to 7 are the second epoch
     epoch = [state._replace(rows_state=state.rows_state._replace(t=jnp.array(4 + k))) for k in range(4)]
-    gradients = [kernel.refresh(s, args, kwargs).gradient["tau"] for s in epoch]
+    refresh = jax.jit(lambda state: kernel.refresh(state, args, kwargs))
+    gradients = [refresh(s).gradient["tau"] for s in epoch]
     assert np.std(gradients) > 0.1
     expected = conditional_gradient(np.array(1.5), np.array(0.3), models.ROWS)
     np.testing.assert_allclose(np.mean(gradients), expected, rtol=1e-4)
