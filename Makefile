@@ -19,7 +19,7 @@ demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -n 2 $(ARGS)
+	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

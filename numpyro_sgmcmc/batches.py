@@ -142,7 +142,8 @@ def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) 
     """
     keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
     rows = {
-        name: scheme(key, state.t, plate.size, plate.batch_size) for key, (name, plate) in zip(keys, plates.items())
+        name: jnp.asarray(scheme(key, state.t, plate.size, plate.batch_size), jnp.int32)
+        for key, (name, plate) in zip(keys, plates.items())
     }
     return rows, state._replace(t=state.t + 1)
 

@@ -125,7 +125,9 @@ class Chain:
         One step of the integrator. A step that leaves the finite numbers is not taken: position, momentum and
         thermostat stay, while the counter and the rows go on.
         """
-        key_noise, key_model = random.split(random.fold_in(state.rng_key, state.i))
+        # two counters in one, where a split would be computed also for models that have no use for a key
+        key_noise = random.fold_in(state.rng_key, 2 * state.i)
+        key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         h = self.step_size(state.i, state.z)
 

@@ -5,6 +5,7 @@ Decides which plates are cut to minibatches, and refuses by name what cannot be 
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 from numpyro_sgmcmc.base import Plate
@@ -20,7 +21,7 @@ def judged(
     :raises ValueError: by name, whatever would make the minibatch potential wrong.
     """
     siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
-    whole = outline(model, args, kwargs, {})
+    whole = _outline_of_all_rows(model, args, kwargs)
     _refuse_latents(whole)
     sizes = _batch_sizes(whole, batch_size, siblings)
     _refuse_declared_in_gibbs(whole, batch_size, kwargs)
@@ -37,11 +38,26 @@ def judged(
         raise ValueError(
             f"the model fails when {_list(plates)} is cut to {_sizes(plates)} rows. Every array with a row for each "
             "element of the plate must be indexed by it: `with numpyro.plate(...) as rows: x[rows]`, or "
-            f"`numpyro.subsample(x, event_dim=0)` inside it. (Arrays that the model closes over must be jax arrays.) "
-            f"The failure was: {type(error).__name__}: {error}"
+            f"`numpyro.subsample(x, event_dim=0)` inside it. The failure was: {type(error).__name__}: {error}"
         ) from error
     _refuse_unindexed(cut, plates)
     return plates, cut
+
+
+def _outline_of_all_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
+    try:
+        return outline(model, args, kwargs, {})
+    except jax.errors.TracerArrayConversionError as error:
+        raise ValueError(
+            "the model hands a traced value, such as the rows of a plate, to NumPy. Arrays that a model closes over "
+            f"must be jax arrays (jnp.asarray), or come as arguments. The failure was: {error}"
+        ) from error
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
+        raise ValueError(
+            "the model needs a traced value as a plain Python number, for the size of a plate perhaps. With "
+            "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...). "
+            f"The failure was: {error}"
+        ) from error
 
 
 def _refuse_latents(structure: Structure) -> None:

@@ -3,13 +3,7 @@
 import jax
 from jax import random
 import jax.numpy as jnp
-import numpy as np
-import pytest
-
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
-from numpyro_sgmcmc.sghmc import Underdamped
-from numpyro_sgmcmc.sgnht import NoseHoover
-from tests.laws import (
+from laws import (
     PRECISION,
     affine_step,
     gaussian,
@@ -18,6 +12,12 @@ from tests.laws import (
     stationary_covariance,
     z_scores,
 )
+import numpy as np
+import pytest
+
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
+from numpyro_sgmcmc.sghmc import Underdamped
+from numpyro_sgmcmc.sgnht import NoseHoover
 
 ALPHA = 4.5  # standard errors, for the whole suite: 7e-6 for each comparison
 TARGET = np.linalg.inv(PRECISION)

@@ -3,6 +3,7 @@
 import jax
 from jax import random
 import jax.numpy as jnp
+from laws import z_scores
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -11,7 +12,6 @@ import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Polynomial, Reshuffled, WithoutReplacement, WithReplacement
 from numpyro_sgmcmc.potential import ModelPotential
-from tests.laws import z_scores
 
 ALPHA = 4.5  # standard errors, as in test_laws
 SLACK = (
