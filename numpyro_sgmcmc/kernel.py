@@ -14,6 +14,7 @@ import warnings
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+import numpy as np
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key, not_jax_tracer
@@ -29,7 +30,7 @@ from numpyro_sgmcmc.arguments import (
 from numpyro_sgmcmc.base import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.chain import Chain, SGMCMCState
 from numpyro_sgmcmc.judge import judged
-from numpyro_sgmcmc.plates import as_jax, full_rows
+from numpyro_sgmcmc.plates import full_rows, indexable
 from numpyro_sgmcmc.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.report import report_stuck
 from numpyro_sgmcmc.schedules import as_schedule
@@ -152,9 +153,13 @@ class SGMCMC(MCMCKernel):
                 init_params = potential.unconstrain(init_params)
             return self._chain.init(potential, rng_key, init_params)
 
-        # the data are arguments of the compiled function, for a closure would make a constant, a copy, of them
-        start = jax.jit(jax.vmap(one, in_axes=(None, 0, 0)) if batched else one)
-        state, energies = start(arrays, rng_key, init_params)
+        many = jax.vmap(one, in_axes=(None, 0, 0)) if batched else one
+        try:
+            # the data as arguments of the compiled function, for a closure would make a constant, a copy, of them
+            state, energies = jax.jit(many)(arrays, rng_key, init_params)
+        except jax.errors.JAXTypeError:
+            # a model that asks for values, int(y.max()), gets them
+            state, energies = jax.jit(partial(many, arrays))(rng_key, init_params)
         if not_jax_tracer(rng_key):
             check_energies(energies)
         if structure.frozen:
@@ -199,7 +204,7 @@ class SGMCMC(MCMCKernel):
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """Unconstrained -> constrained values, whether or not the siblings' values are among the arguments."""
-        args, kwargs = as_jax((model_args, {} if model_kwargs is None else model_kwargs))
+        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
         return jax.jit(partial(constrained_latents, self._model, args, kwargs))
 
     def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
@@ -216,7 +221,7 @@ class SGMCMC(MCMCKernel):
 
     def _judged(self, model_args, model_kwargs):
         """Arguments as JAX sees them, minibatched plates, outline."""
-        args, kwargs = as_jax((model_args, {} if model_kwargs is None else model_kwargs))
+        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
         return (args, kwargs, *judged(self._model, args, kwargs, self.batch_size))
 
     def _potential(self, model_args, model_kwargs) -> ModelPotential:
@@ -238,7 +243,7 @@ def _raw(rng_key):
 def _arrays_apart(tree):
     """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
     leaves, treedef = jax.tree.flatten(tree)
-    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+    is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
 
     def rebuild(arrays):
         arrays = iter(arrays)

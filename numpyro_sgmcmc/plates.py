@@ -74,7 +74,7 @@ class full_rows(Messenger):
             msg["args"] = (msg["args"][0], None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = as_jax((args, kwargs))
+        args, kwargs = indexable((args, kwargs))
         return super().__call__(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -84,9 +84,28 @@ class full_rows(Messenger):
         return hash(self.fn)
 
 
-def as_jax(tree: Any) -> Any:
-    """NumPy arrays as JAX arrays, so that traced row numbers can index them; anything else stays as it is."""
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "biufc" else x, tree)
+class _Indexable(np.ndarray):
+    """
+    A NumPy array that traced row numbers may index. It is not made a JAX array as a whole, for models ask NumPy about
+    their arguments: ``len(np.unique(group))``, ``int(y.max()) + 1``.
+    """
+
+    _on_device: jax.Array | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        if not any(isinstance(part, jax.Array) for part in jax.tree.leaves(index)):
+            return super().__getitem__(index)
+        if self._on_device is None:
+            with jax.ensure_compile_time_eval():  # one copy for all the places that index it
+                self._on_device = jnp.asarray(np.asarray(self))
+        return self._on_device[index]
+
+
+def indexable(tree: Any) -> Any:
+    """The arguments of a model with their NumPy arrays made indexable by traced row numbers."""
+    return jax.tree.map(
+        lambda x: x.view(_Indexable) if isinstance(x, np.ndarray) and x.dtype.kind in "biufc" else x, tree
+    )
 
 
 class Site(NamedTuple):

@@ -273,3 +273,22 @@ def test_networks_with_random_weights(library, recwarn):
     moved = kernel.sample(state, (Y,), {})
     assert not moved.diverging and moved.z["net/kernel"].shape == (2, 1)
     assert not any("frozen" in str(w.message) for w in recwarn)  # every weight has a prior
+
+
+def asks_numpy(y, group):
+    """As many models do; group counts are static only while the data are NumPy's."""
+    with numpyro.plate("groups", len(np.unique(group))):
+        effect = numpyro.sample("effect", dist.Normal(jnp.zeros(int(group.max()) + 1), 1))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(effect[group[rows]], 1), obs=y[rows])
+
+
+@pytest.mark.parametrize("keys", [random.key(0), random.split(random.key(0), 2)], ids=["one chain", "two chains"])
+def test_a_model_may_ask_numpy_about_its_arguments(keys):
+    kernel = SGHMC(asks_numpy, step_size=0.01, batch_size=4)
+    state = kernel.sample(kernel.init(keys, 0, None, (Y, G), {}), (Y, G), {})
+    assert state.z["effect"].shape == (*keys.shape, GROUPS)
+    potential, z = kernel._potential((Y, G), {}), {"effect": jnp.zeros(GROUPS)}
+    full = potential_energy(asks_numpy, (jnp.asarray(Y), G), {}, z)  # NumPyro itself needs jax arrays for traced rows
+    energies = [potential.estimate(z, {"N": rows}) for rows in jnp.arange(N).reshape(3, 4)]
+    assert float(np.mean(energies)) == pytest.approx(float(full), rel=1e-10)

@@ -1,0 +1,68 @@
+"""The programs a newcomer runs first: the examples, and the README's own."""
+
+import json
+import os
+from pathlib import Path
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def program(name, *args, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *args],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_logistic_regression_on_simulated_rows(tmp_path):
+    done = program("logistic_regression.py", "--fast", "--out", tmp_path / "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "truth" in done.stdout and "laplace sd" in done.stdout
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["truth_z"]["largest"] < 5
+    assert (tmp_path / "out" / "logistic_regression.png").stat().st_size > 10_000
+
+
+def test_logistic_regression_on_data_found_by_name(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 3))
+    y = np.where(rng.random(3000) < 1 / (1 + np.exp(-2 * X[:, 0])), 1, -1)
+    np.savez(tmp_path / "mine.npz", X=X, y=y)
+    done = program(
+        "logistic_regression.py", "--fast", "--data", "mine", cwd=tmp_path, NUMPYRO_SGMCMC_DATA=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = json.loads((tmp_path / "out" / "metrics.json").read_text())["test_accuracy"]
+    assert accuracy["posterior"] > accuracy["larger class"] + 0.1
+
+
+def test_logistic_regression_says_where_data_belong(tmp_path):
+    done = program("logistic_regression.py", "--data", "nothing", "--data-dir", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "nothing.npz was found in none of these folders" in done.stderr and str(tmp_path) in done.stderr
+
+
+def test_the_readmes_example(capsys, monkeypatch):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(compile(example, "README.md", "exec"), names)
+    draws = np.asarray(names["mcmc"].get_samples()["w"])
+    assert draws.shape == (2000, 3)
+    assert np.abs(draws.mean(0) - [1.0, -2.0, 0.5]).max() < 5 * draws.std(0).max()
+    assert "posterior" in names["idata"] and "Number of divergences: 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/notation.md", "docs/host.md"])
+def test_links_between_pages_lead_somewhere(name):
+    page = ROOT / name
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{name} links to {target}"
