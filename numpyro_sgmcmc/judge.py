@@ -12,6 +12,10 @@ from numpyro_sgmcmc.base import Plate
 from numpyro_sgmcmc.plates import Structure, outline
 
 
+class NeedsValues(ValueError):
+    """A model asks for the value of something that is traced."""
+
+
 def judged(
     model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: int | Mapping[str, int] | None
 ) -> tuple[dict[str, Plate], Structure]:
@@ -48,12 +52,12 @@ def _outline_of_all_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> 
     try:
         return outline(model, args, kwargs, {})
     except jax.errors.TracerArrayConversionError as error:
-        raise ValueError(
+        raise NeedsValues(
             "the model hands a traced value, such as the rows of a plate, to NumPy. Arrays that a model closes over "
             f"must be jax arrays (jnp.asarray), or come as arguments. The failure was: {error}"
         ) from error
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
-        raise ValueError(
+        raise NeedsValues(
             "the model needs a traced value as a plain Python number, for the size of a plate perhaps. With "
             "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...). "
             f"The failure was: {error}"

@@ -8,7 +8,7 @@ arguments of each call. So a trace that NumPyro reuses for other chains, runs an
 from collections.abc import Callable, Mapping
 import copy
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -29,7 +29,7 @@ from numpyro_sgmcmc.arguments import (
 )
 from numpyro_sgmcmc.base import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.chain import Chain, SGMCMCState
-from numpyro_sgmcmc.judge import judged
+from numpyro_sgmcmc.judge import NeedsValues, judged
 from numpyro_sgmcmc.plates import full_rows, indexable
 from numpyro_sgmcmc.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.report import report_stuck
@@ -83,6 +83,7 @@ class SGMCMC(MCMCKernel):
         )
         self.batch_size = checked_batch_size(batch_size)
         self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
+        self._start = self._compiled_start()
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -139,27 +140,18 @@ class SGMCMC(MCMCKernel):
         if batched and rng_key.shape[0] == 1:
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
             rng_key, batched = rng_key[0], False
-        args, kwargs, plates, structure = self._judged(model_args, model_kwargs)
+        args, kwargs, _, structure = self._judged(model_args, model_kwargs)
         check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), structure.prototype)
-        in_gibbs = GIBBS_SITES_KWARG in kwargs
-        if not in_gibbs:
+        if GIBBS_SITES_KWARG not in kwargs:
             check_init_params(init_params, structure.prototype, batched)
-        arrays, rebuild = _arrays_apart((args, kwargs))
-
-        def one(arrays, rng_key, init_params):
-            args, kwargs = rebuild(arrays)
-            potential = ModelPotential(self._model, args, kwargs, plates, structure)
-            if in_gibbs and init_params is not None:
-                init_params = potential.unconstrain(init_params)
-            return self._chain.init(potential, rng_key, init_params)
-
-        many = jax.vmap(one, in_axes=(None, 0, 0)) if batched else one
         try:
-            # the data as arguments of the compiled function, for a closure would make a constant, a copy, of them
-            state, energies = jax.jit(many)(arrays, rng_key, init_params)
-        except jax.errors.JAXTypeError:
-            # a model that asks for values, int(y.max()), gets them
-            state, energies = jax.jit(partial(many, arrays))(rng_key, init_params)
+            arrays, rebuild = _arrays_apart((args, kwargs))
+            hash(rebuild)
+            state, energies = self._start(rebuild, arrays, rng_key, init_params)
+        except (TypeError, NeedsValues):
+            # an argument that cannot name a compiled function; or a model that asks for values, int(y.max()), and gets
+            # them, as constants
+            state, energies = jax.jit(partial(self._start_chains, lambda _: (args, kwargs), ()))(rng_key, init_params)
         if not_jax_tracer(rng_key):
             check_energies(energies)
         if structure.frozen:
@@ -200,6 +192,14 @@ class SGMCMC(MCMCKernel):
         """
         return jax.jit(lambda z: self._potential(model_args, model_kwargs).constrain(z))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_start"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_start", self._compiled_start())
+
     # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
@@ -224,6 +224,22 @@ class SGMCMC(MCMCKernel):
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
         return (args, kwargs, *judged(self._model, args, kwargs, self.batch_size))
 
+    def _compiled_start(self) -> Callable:
+        # compiled once for all chains of the sequential method; the data are arguments of it, for a closure would make
+        # a constant, a copy, of them
+        return jax.jit(self._start_chains, static_argnums=0)
+
+    def _start_chains(self, rebuild, arrays, rng_key, init_params):
+        args, kwargs = rebuild(arrays)
+        potential = self._potential(args, kwargs)
+
+        def one(rng_key, init_params):
+            if GIBBS_SITES_KWARG in kwargs and init_params is not None:
+                init_params = potential.unconstrain(init_params)
+            return self._chain.init(potential, rng_key, init_params)
+
+        return one(rng_key, init_params) if is_prng_key(rng_key) else jax.vmap(one)(rng_key, init_params)
+
     def _potential(self, model_args, model_kwargs) -> ModelPotential:
         return ModelPotential(self._model, *self._judged(model_args, model_kwargs))
 
@@ -240,13 +256,22 @@ def _raw(rng_key):
     return rng_key
 
 
-def _arrays_apart(tree):
+class _Rebuild(NamedTuple):
+    """The way back from the array leaves of a tree to the whole; hashable, so that it can name a compiled function."""
+
+    treedef: Any
+    others: tuple[tuple[int, Any], ...]  # position and value of the leaves that are not arrays
+
+    def __call__(self, arrays: Any) -> Any:
+        leaves = list(arrays)
+        for position, leaf in self.others:
+            leaves.insert(position, leaf)
+        return self.treedef.unflatten(leaves)
+
+
+def _arrays_apart(tree: Any) -> tuple[list[Any], _Rebuild]:
     """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
     leaves, treedef = jax.tree.flatten(tree)
     is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
-
-    def rebuild(arrays):
-        arrays = iter(arrays)
-        return treedef.unflatten([next(arrays) if flag else leaf for leaf, flag in zip(leaves, is_array)])
-
-    return [leaf for leaf, flag in zip(leaves, is_array) if flag], rebuild
+    others = tuple((k, leaf) for k, leaf in enumerate(leaves) if not is_array[k])
+    return [leaf for leaf, flag in zip(leaves, is_array) if flag], _Rebuild(treedef, others)
