@@ -115,6 +115,9 @@ WORDS = [
     (SGNHT, "ADBOBDA", 2),
     (SGNHT, "BADODAB", 2),
     (SGNHT, "BADFNFDAB", 2),
+    (MSGNHT, "euler", 1),
+    (MSGNHT, "ssi", 2),
+    (MSGNHT, "ADBOBDA", 2),
 ]
 
 
@@ -168,6 +171,14 @@ THERMOSTATS = [(SGNHT, "ADBOBDA"), (SGNHT, "ssi"), (MSGNHT, "ADBOBDA"), (MSGNHT,
 def test_thermostats_leave_the_posterior(kernel_class, word):
     # h = 0.05: the bias of a word of order 2 is below a tenth of the standard error
     kernel = kernel_class(gaussian(), step_size=0.05, diffusion=1.0, integrator=word, steps_per_sample=10)
+    assert np.abs(z_scores(chains(kernel), TARGET)).max() < ALPHA
+
+
+@pytest.mark.parametrize("kernel_class", [SGNHT, MSGNHT])
+def test_thermostats_leave_the_posterior_under_a_mass(kernel_class):
+    """Momenta of unlike mass: a thermostat must watch p M^-1 p."""
+    mass = {"z": np.array([0.5, 2.0])}
+    kernel = kernel_class(gaussian(), step_size=0.05, steps_per_sample=10, inverse_mass_matrix=mass)
     assert np.abs(z_scores(chains(kernel), TARGET)).max() < ALPHA
 
 
