@@ -93,11 +93,11 @@ def test_sgld_preconditioned_is_of_order_1(mass, monkeypatch):
     assert order(errors, STEPS) == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("word", ["ABOBA", "BAOAB", "OBABO"])
+@pytest.mark.parametrize("word", ["ABOBA", "BAOAB", "OBABO", "ssi", "euler"])
 def test_momentum_has_the_variance_of_its_mass(word, monkeypatch):
     kernel = SGHMC(gaussian(), step_size=1e-3, integrator=word, inverse_mass_matrix={"z": np.array([0.5, 2.0])})
     covariance = stationary_covariance(*affine_step(kernel, monkeypatch))
-    np.testing.assert_allclose(np.diag(covariance)[2:], [2.0, 0.5], rtol=1e-4)
+    np.testing.assert_allclose(np.diag(covariance)[2:], [2.0, 0.5], rtol=2e-3)  # "euler" is of order 1 in it
 
 
 # -- one step against the exact flow: what is not linear ---------------------------------------------------------

@@ -75,6 +75,9 @@ def test_thermostats_start_in_balance_by_default():
     exact = D + h / 2 * N**2 / n * np.asarray(X).var(0)
     kernel = MSGNHT(model, step_size=h, diffusion=D, batch_size=n, rows=WithReplacement())
     np.testing.assert_allclose(thermostat(kernel)["mu"], exact, rtol=5 * np.sqrt(2 / 300))
+    mass = {"mu": np.array([0.5, 1.0, 2.0, 4.0])}
+    heavy = MSGNHT(model, step_size=h, diffusion=D, batch_size=n, rows=WithReplacement(), inverse_mass_matrix=mass)
+    np.testing.assert_allclose(thermostat(heavy)["mu"], D + (exact - D) * mass["mu"], rtol=5 * np.sqrt(2 / 300))
     assert float(thermostat(SGNHT(model, step_size=h, diffusion=D))) == D  # no minibatch, no noise
 
 

@@ -1,0 +1,116 @@
+"""The book-keeping of a step: what is carried, what a refused step leaves alone, what always goes on."""
+
+from functools import partial
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
+
+N = 4
+Y = np.array([0.5, -1.0, 2.0, 0.3])
+SPOILT = np.array([0.5, np.nan, 2.0, 0.3])
+
+
+def model(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+
+def exact_gradient(mu):
+    return mu / 4 + (mu - Y).sum()
+
+
+CARRYING = [(SGHMC, "BAOAB"), (SGHMC, "OBABO"), (MSGNHT, "BADODAB")]
+
+
+@pytest.mark.parametrize("kernel_class, word", CARRYING)
+def test_the_carried_gradient_is_that_at_the_position(kernel_class, word):
+    kernel = kernel_class(model, step_size=0.1, integrator=word, steps_per_sample=3)
+    state = kernel.init(random.key(0), 0, {"mu": 1.5}, (Y,), {})
+    for _ in range(3):
+        assert float(state.gradient["mu"]) == pytest.approx(exact_gradient(float(state.z["mu"])), rel=1e-5)
+        state = kernel.sample(state, (Y,), {})
+
+
+def steps(kernel, y, count, init_params=None):
+    """States of single steps of one chain, one row a step."""
+    state = kernel.init(random.key(1), 0, {"mu": 0.1}, (Y,), {})  # the good data: the first row may be the spoilt one
+    step = jax.jit(partial(kernel._chain.step, kernel._potential((y,), {})))
+    states = [state]
+    for _ in range(count):
+        states.append(step(states[-1]))
+    return states
+
+
+EVERY = [(SGLD, "E"), (SGHMC, "ABOBA"), (SGHMC, "BAOAB"), (SGHMC, "EA"), (SGNHT, "ADBOBDA"), (MSGNHT, "BADODAB")]
+
+
+@pytest.mark.parametrize("kernel_class, word", EVERY)
+def test_a_refused_step_leaves_the_phase_alone_and_all_else_goes_on(kernel_class, word):
+    kernel = kernel_class(model, step_size=0.05, integrator=word, batch_size=1)
+    states = steps(kernel, SPOILT, 12)
+    refused = [int(kernel.rows(before.rows_state.rng_key, before.rows_state.t, N, 1)[0]) == 1 for before in states[:-1]]
+    assert 1 <= sum(refused) <= 11
+    run = 0
+    for before, after, bad in zip(states[:-1], states[1:], refused):
+        phase = [(s.z, s.momentum, s.thermostat, s.gradient) for s in (before, after)]
+        same = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, phase))]
+        assert all(same) if bad else not any(same[:1])
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(phase[1]))
+        run = run + 1 if bad else 0
+        assert int(after.refused) == run
+        assert bool(after.diverging) == (bool(before.diverging) or bad)
+        assert int(after.i) == int(before.i) + 1 and int(after.rows_state.t) == int(before.rows_state.t) + 1
+
+
+def test_a_transition_diverges_if_any_of_its_steps_does():
+    kernel = SGHMC(model, step_size=0.05, batch_size=1, steps_per_sample=3)
+    state = kernel.init(random.key(1), 0, {"mu": 0.1}, (Y,), {})
+    seen = set()
+    for _ in range(12):
+        rows = [int(kernel.rows(state.rows_state.rng_key, state.rows_state.t + k, N, 1)[0]) for k in range(3)]
+        state = kernel.sample(state, (SPOILT,), {})
+        assert bool(state.diverging) == (1 in rows)
+        seen.add((bool(state.diverging), rows[-1] == 1))
+    assert seen >= {(True, False), (True, True), (False, False)}  # the spoilt row in the middle, last, and not at all
+
+
+def test_the_key_goes_on_and_one_key_serves_many_steps():
+    kernel = SGLD(model, step_size=0.05)
+    state = kernel.init(random.key(2), 0, {"mu": 0.1}, (Y,), {})
+    moved = kernel.sample(state, (Y,), {})
+    assert not np.array_equal(moved.rng_key, state.rng_key)
+    again = kernel.sample(state._replace(i=state.i + 1), (Y,), {})  # the same key at another step: other noise
+    assert moved.z["mu"] != again.z["mu"]
+
+
+def noisy(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    numpyro.factor("noise", random.normal(numpyro.prng_key(), ()) + 0 * mu)
+
+
+def test_a_randomised_model_sees_another_key_at_each_step_of_a_transition():
+    kernel = SGLD(noisy, step_size=1e-12)  # the position stands still; the energy moves by the model's noise alone
+    state = kernel.init(random.key(3), 0, {"mu": 0.1}, (Y,), {})
+    step = jax.jit(partial(kernel._chain.step, kernel._potential((Y,), {})))
+    first = step(state)
+    assert abs(float(first.potential_estimate - step(first).potential_estimate)) > 1e-3
+
+
+def with_a_random_param(y):
+    start = numpyro.param("start", lambda key: random.normal(key, ()))
+    numpyro.sample("mu", dist.Normal(start, 1))
+
+
+def test_a_frozen_param_is_the_same_for_all_chains():
+    kernel = SGLD(with_a_random_param, step_size=0.1)
+    with pytest.warns(UserWarning, match="frozen"):
+        state = kernel.init(random.split(random.key(4), 3), 0, {"mu": jnp.zeros(3)}, (Y,), {})
+    assert len(set(state.potential_estimate.tolist())) == 1
