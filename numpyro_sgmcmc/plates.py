@@ -126,7 +126,6 @@ class Structure(NamedTuple):
 
     sites: Mapping[str, Site]
     plates: Mapping[str, tuple[int, int | None]]  # name -> (size, declared subsample_size)
-    deterministic: Mapping[str, frozenset[str]]  # name -> plates around it
     frozen: tuple[str, ...]  # `param` sites with a value that is used
     has_params: bool
     mutable: tuple[str, ...]
@@ -164,30 +163,22 @@ def outline(model: Any, args: tuple, kwargs: Mapping[str, Any], batch_sizes: Map
         )
         return densities
 
-    def explained(rows: Rows) -> dict[str, jax.Array]:
-        try:
-            return run(rows)
-        except Exception as error:
-            declared = {name: n for name, (size, n) in chosen.declared.items() if n is not None and n < size}
-            if declared and not batch_sizes:
-                error.add_note(
-                    "numpyro_sgmcmc ran the model with all rows of its plates, which it must be given: pass the whole "
-                    f"data, not a minibatch of it (the model declares subsample_size={declared})."
-                )
-            raise
-
     shapes = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
-    jaxpr, out = jax.make_jaxpr(explained, return_shape=True)(shapes)
+    try:
+        jaxpr, out = jax.make_jaxpr(run, return_shape=True)(shapes)
+    except Exception as error:
+        declared = {name: n for name, (size, n) in chosen.declared.items() if n is not None and n < size}
+        if declared and not batch_sizes:
+            error.add_note(
+                "numpyro_sgmcmc ran the model with all rows of its plates, which it must be given: pass the whole data"
+                f", not a minibatch of it (the model declares subsample_size={declared})."
+            )
+        raise
     used = _dependence(jaxpr.jaxpr, sorted(shapes), sorted(out))
     tr = found["trace"]
     return Structure(
         sites={name: site._replace(uses=used[name]) for name, site in found["sites"].items()},
         plates=chosen.declared,
-        deterministic={
-            name: frozenset(frame.name for frame in site["cond_indep_stack"])
-            for name, site in tr.items()
-            if site["type"] == "deterministic"
-        },
         frozen=found["frozen"],
         has_params=any(site["type"] == "param" for site in tr.values()),
         mutable=tuple(name for name, site in tr.items() if site["type"] == "mutable"),

@@ -161,7 +161,8 @@ def test_a_full_plate_in_scan_is_fine():
 def test_a_minibatch_handed_in_as_data_is_explained():
     with pytest.raises(ValueError) as error:
         start(presliced, batch_size=None)
-    assert "pass the whole data" in error.value.__notes__[0] and "{'N': 12}" in error.value.__notes__[0]
+    notes = "".join(error.value.__notes__)
+    assert "pass the whole data" in notes and "{'N': 12}" in notes
 
 
 @pytest.mark.parametrize("n", [0, -3, {"N": 0}])
