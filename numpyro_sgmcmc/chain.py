@@ -89,7 +89,7 @@ class Chain:
         elif isinstance(self.dynamics, Thermostatted) and not given:
             z = descend(potential, z, key_rows, key_model)
         energies = potential.by_site(z, rows, key_model)
-        h = self.step_size(jnp.zeros((), jnp.int32), z)
+        h = self.h(jnp.zeros((), jnp.int32), z)
         phase = self.dynamics.init(z, trees.normal_like(key_momentum, z))
         gradient_state = self.gradient.init(potential, z, key_model)
 
@@ -97,7 +97,12 @@ class Chain:
             return self.gradient.evaluate(potential, phase.z, rows, gradient_state, key)
 
         noisy = potential.plates or potential.structure.randomised
-        if isinstance(self.dynamics, Thermostatted) and not given and noisy and self.rows.independent:
+        if (
+            isinstance(self.dynamics, Thermostatted)
+            and not given
+            and noisy
+            and getattr(self.rows, "independent", False)
+        ):
 
             def gradient_fn(k):
                 rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
@@ -129,19 +134,20 @@ class Chain:
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
-        h = self.step_size(state.i, state.z)
+        h = self.h(state.i, state.z)
 
         def gradient_fn(z: Sites) -> Evaluation:
             return self.gradient.evaluate(potential, z, rows, state.gradient_state, key_model)
 
         old = Phase(state.z, state.momentum, state.thermostat)
         new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, gradient_fn, key_noise)
-        accepted = trees.all_finite(new)
+        # an infinite energy, outside of a hard support, may have a finite gradient
+        accepted = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
         phase = trees.where(accepted, new, old)
         gradient_state, energy = state.gradient_state, state.potential_estimate
         for evaluation in evaluations:
             gradient_state = self.gradient.commit(gradient_state, evaluation.proposal, accepted)
-            energy = evaluation.energy.astype(energy.dtype)
+            energy = jnp.where(accepted, evaluation.energy.astype(energy.dtype), energy)
         return SGMCMCState(
             i=state.i + 1,
             z=phase.z,
@@ -162,10 +168,10 @@ class Chain:
         if not self.integrator.carries_gradient:
             return state
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
-        key = random.fold_in(state.rng_key, state.i)
+        key = random.fold_in(state.rng_key, 2 * state.i + 1)
         evaluation = self.gradient.evaluate(potential, state.z, rows, state.gradient_state, key)
         return state._replace(gradient=evaluation.gradient)
 
-    def step_size(self, i: jax.Array, z: Sites) -> jax.Array:
+    def h(self, i: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""
         return jnp.asarray(self.schedule(i), jnp.result_type(*jax.tree.leaves(z))).reshape(())

@@ -53,14 +53,14 @@ def _outline_of_all_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> 
         return outline(model, args, kwargs, {})
     except jax.errors.TracerArrayConversionError as error:
         raise NeedsValues(
-            "the model hands a traced value, such as the rows of a plate, to NumPy. Arrays that a model closes over "
-            f"must be jax arrays (jnp.asarray), or come as arguments. The failure was: {error}"
+            "the model hands a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
+            "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
+            "(jnp.asarray), columns of a DataFrame be taken out by .to_numpy() before the run."
         ) from error
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
         raise NeedsValues(
             "the model needs a traced value as a plain Python number, for the size of a plate perhaps. With "
-            "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...). "
-            f"The failure was: {error}"
+            "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...)."
         ) from error
 
 

@@ -8,7 +8,7 @@ arguments of each call. So a trace that NumPyro reuses for other chains, runs an
 from collections.abc import Callable, Mapping
 import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 import jax
@@ -83,7 +83,6 @@ class SGMCMC(MCMCKernel):
         )
         self.batch_size = checked_batch_size(batch_size)
         self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
-        self._start = self._compiled_start()
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -144,13 +143,13 @@ class SGMCMC(MCMCKernel):
         check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), structure.prototype)
         if GIBBS_SITES_KWARG not in kwargs:
             check_init_params(init_params, structure.prototype, batched)
+        arrays, rebuild = _arrays_apart((args, kwargs))
         try:
-            arrays, rebuild = _arrays_apart((args, kwargs))
-            hash(rebuild)
-            state, energies = self._start(rebuild, arrays, rng_key, init_params)
-        except (TypeError, NeedsValues):
-            # an argument that cannot name a compiled function; or a model that asks for values, int(y.max()), and gets
-            # them, as constants
+            # the data as arguments of the compiled function, for a closure would make a constant, a copy, of them; and
+            # compiled anew each time, for a model may read what has changed since
+            state, energies = jax.jit(partial(self._start_chains, rebuild))(arrays, rng_key, init_params)
+        except (jax.errors.JAXTypeError, NeedsValues):
+            # a model that asks for values, int(y.max()), gets them, as constants
             state, energies = jax.jit(partial(self._start_chains, lambda _: (args, kwargs), ()))(rng_key, init_params)
         if not_jax_tracer(rng_key):
             check_energies(energies)
@@ -192,14 +191,6 @@ class SGMCMC(MCMCKernel):
         """
         return jax.jit(lambda z: self._potential(model_args, model_kwargs).constrain(z))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_start"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_start", self._compiled_start())
-
     # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
@@ -223,11 +214,6 @@ class SGMCMC(MCMCKernel):
         """Arguments as JAX sees them, minibatched plates, outline."""
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
         return (args, kwargs, *judged(self._model, args, kwargs, self.batch_size))
-
-    def _compiled_start(self) -> Callable:
-        # compiled once for all chains of the sequential method; the data are arguments of it, for a closure would make
-        # a constant, a copy, of them
-        return jax.jit(self._start_chains, static_argnums=0)
 
     def _start_chains(self, rebuild, arrays, rng_key, init_params):
         args, kwargs = rebuild(arrays)
@@ -256,22 +242,13 @@ def _raw(rng_key):
     return rng_key
 
 
-class _Rebuild(NamedTuple):
-    """The way back from the array leaves of a tree to the whole; hashable, so that it can name a compiled function."""
-
-    treedef: Any
-    others: tuple[tuple[int, Any], ...]  # position and value of the leaves that are not arrays
-
-    def __call__(self, arrays: Any) -> Any:
-        leaves = list(arrays)
-        for position, leaf in self.others:
-            leaves.insert(position, leaf)
-        return self.treedef.unflatten(leaves)
-
-
-def _arrays_apart(tree: Any) -> tuple[list[Any], _Rebuild]:
+def _arrays_apart(tree: Any) -> tuple[list[Any], Callable]:
     """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
     leaves, treedef = jax.tree.flatten(tree)
     is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
-    others = tuple((k, leaf) for k, leaf in enumerate(leaves) if not is_array[k])
-    return [leaf for leaf, flag in zip(leaves, is_array) if flag], _Rebuild(treedef, others)
+
+    def rebuild(arrays):
+        arrays = iter(arrays)
+        return treedef.unflatten([next(arrays) if flag else leaf for leaf, flag in zip(leaves, is_array)])
+
+    return [leaf for leaf, flag in zip(leaves, is_array) if flag], rebuild

@@ -8,6 +8,7 @@ Teh (2011), Dubey et al. (2016) among them, write h/2 where we write h.
 from collections.abc import Callable
 from dataclasses import dataclass
 import math
+import numbers
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from numpyro_sgmcmc.base import Schedule
 
 def _positive(owner: object, **values: float) -> None:
     for name, value in values.items():
-        if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        if not (isinstance(value, numbers.Real) and math.isfinite(value) and value > 0):
             raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
 
 

@@ -1,11 +1,14 @@
 r"""
-Where a thermostat's chain starts when nobody says: near a mode, its thermostats in balance with the gradient noise.
+Where a thermostat's chain starts when nobody says: where the posterior is, its thermostats in balance with the noise.
 
 A chain that falls into the posterior from afar turns potential energy into momentum, and each thermostat integrates
 it, dxi = (p^2 / M - 1) dt: on the way up without bound, on the way down by at most 1 per unit of time. Until it is
 down the posterior comes out too narrow. On the other side, a thermostat that starts at D, below its balance
 D + h s^2 / 2, leaves the posterior too wide for about as many units of time as the balance is large. Hence a short
 descent for z, then a look at the variance of the gradient there. docs/design.md has the measurements.
+
+The descent is of a mean-field normal law q = N(m, exp(2 s)), by :math:`E_q U - \sum_j s_j`, not of a point: the mode of
+a hierarchy with an unknown scale is the pit where the scale is 0, and no place to start from.
 """
 
 from collections.abc import Callable
@@ -22,15 +25,17 @@ from numpyro_sgmcmc.batches import WithoutReplacement, next_rows
 
 STEPS = 1000  # of the descent
 FIRST, LAST = 0.1, 1e-4  # Adam's step, in units of the unconstrained coordinates
+LOG_WIDTH = -2.0  # of the law at first
 DESCENT_ROWS = 500  # at least so many rows a step: the fall must end near the mode, not in the noise of small batches
 PROBES = 300  # minibatches looked at: the variance of the gradient to 8 %
 
 
-def descend(potential: Potential, z: Sites, key_rows: jax.Array, key_model: jax.Array) -> Sites:
+def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:
     """
-    ``STEPS`` minibatch steps of Adam, its step size falling geometrically from ``FIRST`` to ``LAST``.
+    ``STEPS`` minibatch steps of Adam on a mean-field normal law around ``z``, its step size falling geometrically from
+    ``FIRST`` to ``LAST``.
 
-    :return: the last finite position.
+    :return: a draw from the last finite law.
     """
     optimizer = Adam(lambda k: FIRST * (LAST / FIRST) ** (k / STEPS))
     plates = {
@@ -38,14 +43,23 @@ def descend(potential: Potential, z: Sites, key_rows: jax.Array, key_model: jax.
         for name, plate in potential.plates.items()
     }
 
+    def draw(q, key):
+        return jax.tree.map(lambda m, s, n: m + jnp.exp(s) * n, *q, trees.normal_like(key, q[0]))
+
+    def loss(q, rows, key):
+        key_noise, key_model = random.split(key)
+        return potential.estimate(draw(q, key_noise), rows, key_model) - trees.total(q[1])
+
     def body(k, state):
         rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, k), plates)
-        z = optimizer.get_params(state)
-        moved = optimizer.update(jax.grad(potential.estimate)(z, rows, random.fold_in(key_model, k)), state)
+        gradient = jax.grad(loss)(optimizer.get_params(state), rows, random.fold_in(key, k))
+        moved = optimizer.update(gradient, state)
         return trees.where(trees.all_finite(moved), moved, state)
 
-    state = lax.fori_loop(0, STEPS, body, optimizer.init(z))
-    return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), z)
+    start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
+    state = lax.fori_loop(0, STEPS, body, optimizer.init(start))
+    found = draw(optimizer.get_params(state), random.fold_in(key, STEPS))
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), found, z)
 
 
 def gradient_variance(gradient_fn: Callable[[Any], Any]) -> Any:

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Minibatch, trees
 
 N = 4
 Y = np.array([0.5, -1.0, 2.0, 0.3])
@@ -114,3 +114,36 @@ def test_a_frozen_param_is_the_same_for_all_chains():
     with pytest.warns(UserWarning, match="frozen"):
         state = kernel.init(random.split(random.key(4), 3), 0, {"mu": jnp.zeros(3)}, (Y,), {})
     assert len(set(state.potential_estimate.tolist())) == 1
+
+
+def hard_support(y):
+    low = numpyro.sample("low", dist.Normal(0, 1))
+    numpyro.factor("support", jnp.where(low < 0, -jnp.inf, 0.0))
+
+
+def test_a_step_out_of_a_hard_support_is_refused():
+    """Its energy is infinite, its gradient is not."""
+    kernel = SGLD(hard_support, step_size=0.5)
+    state = kernel.init(random.key(5), 0, {"low": 0.1}, (Y,), {})
+    step = jax.jit(partial(kernel._chain.step, kernel._potential((Y,), {})))
+    outside = state._replace(z={"low": jnp.asarray(-0.1)})
+    refused = step(outside)
+    assert refused.diverging and float(refused.z["low"]) == pytest.approx(-0.1)
+    assert np.isfinite(refused.potential_estimate)
+
+
+def test_model_and_noise_have_keys_of_their_own(monkeypatch):
+    seen = []
+    exact = trees.normal_like
+    monkeypatch.setattr(trees, "normal_like", lambda key, tree: seen.append(key) or exact(key, tree))
+
+    class Spy(Minibatch):
+        def evaluate(self, potential, z, rows, gradient_state, rng_key):
+            seen.append(rng_key)
+            return super().evaluate(potential, z, rows, gradient_state, rng_key)
+
+    kernel = SGLD(model, step_size=0.05, gradient=Spy())
+    state = kernel.init(random.key(6), 0, {"mu": 0.1}, (Y,), {})
+    seen.clear()
+    kernel._chain.step(kernel._potential((Y,), {}), state)
+    assert len(seen) == 2 and not np.array_equal(*seen)

@@ -9,6 +9,7 @@ from numpyro.infer import MCMC, init_to_uniform, init_to_value
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, WithReplacement
+from numpyro_sgmcmc.start import gradient_variance
 
 N, DIM, CHAINS = 1000, 4, 64
 X = 3 + random.normal(random.key(0), (N, DIM))
@@ -93,3 +94,30 @@ def test_momentum_starts_in_its_equilibrium():
     kernel = SGHMC(model, step_size=1e-3, inverse_mass_matrix=4.0)
     momentum = kernel.init(random.split(random.key(4), 4000), 0, None, (X,), {}).momentum["mu"]
     assert abs(float((momentum**2).mean()) * 4 - 1) < 5 * np.sqrt(2 / momentum.size)
+
+
+G = jnp.arange(80) % 8
+
+
+def hierarchy(y):
+    """An unknown scale of group effects: the joint density is largest in the pit where the scale is 0."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", 8):
+        a = numpyro.sample("a", dist.Normal(mu, s))
+    with numpyro.plate("N", 80) as rows:
+        numpyro.sample("y", dist.Normal(a[G[rows]], 1), obs=y[rows])
+
+
+def test_the_default_start_is_not_the_pit_of_a_hierarchy():
+    effects = 0.4 * random.normal(random.key(5), (8,))
+    y = effects[G] + random.normal(random.key(6), (80,))
+    kernel = SGNHT(hierarchy, step_size=1e-2, diffusion=3.0, batch_size=20)
+    start = kernel.init(random.split(random.key(7), 8), 0, None, (y,), {})
+    assert float(start.z["s"].min()) > -3.0  # log s; the descent of a point ended at -4 to -7
+
+
+def test_gradient_variance_is_about_the_mean():
+    table = random.normal(random.key(8), (300,)) + jnp.where(jnp.arange(300) == 0, 10.0, 5.0)
+    variance = gradient_variance(lambda k: {"a": table[k]})["a"]
+    assert float(variance) == pytest.approx(float(np.var(np.asarray(table, float))), rel=1e-4)
