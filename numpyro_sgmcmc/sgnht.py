@@ -100,8 +100,8 @@ class SGNHT(SGMCMC):
         the slow part of their noise from z but not from the momentum, and z comes out too narrow (0.47 to 0.97 of the
         variance in docs/design.md).
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): a short descent from
-        uniform on (-2, 2), and thermostats at D + h s^2 / 2 with the variance s^2 of the gradient there, see
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): a short descent of
+        a mean-field normal law, and thermostats at D + h s^2 / 2 with the variance s^2 of the gradient there, see
         :mod:`~numpyro_sgmcmc.start`. With a start given, the thermostats begin at D as in the papers.
 
     **References:**
