@@ -51,11 +51,20 @@ def checked_count(name: str, value: Any) -> int:
     return int(value)
 
 
-def checked_part(name: str, part: Any, verb: str) -> Any:
+def checked_part(name: str, part: Any, verb: str, example: str) -> Any:
     """An instance, not its class or its name."""
     if isinstance(part, type) or not hasattr(part, verb):
-        raise TypeError(f"{name}={part!r} is not an instance that offers `{verb}`; write `{name}=...()`.")
+        raise TypeError(f"{name}={part!r} is not an instance that offers `{verb}`; write {name}={example} for one.")
     return part
+
+
+def checked_init_strategy(init_strategy: Any) -> Any:
+    """None or a function, as for NUTS."""
+    if init_strategy is not None and not callable(init_strategy):
+        raise TypeError(
+            f"init_strategy={init_strategy!r} is not a function; import one, numpyro.infer.init_to_median for example."
+        )
+    return init_strategy
 
 
 def checked_inverse_mass(value: Any) -> Any:

@@ -83,10 +83,11 @@ class Chain:
         rng_key, key_z, key_rows, key_momentum, key_model = random.split(rng_key, 5)
         rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.int32)), potential.plates)
         z = potential.initial(key_z, rows, self.init_strategy)
-        given = init_params is not None or self.init_strategy is not None
         if init_params is not None:
             z = {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
-        elif isinstance(self.dynamics, Thermostatted) and not given:
+        to_balance = None
+        if isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None:
+            to_balance = self.dynamics
             z = descend(potential, z, key_rows, key_model)
         energies = potential.by_site(z, rows, key_model)
         h = self.h(jnp.zeros((), jnp.int32), z)
@@ -97,18 +98,13 @@ class Chain:
             return self.gradient.evaluate(potential, phase.z, rows, gradient_state, key)
 
         noisy = potential.plates or potential.structure.randomised
-        if (
-            isinstance(self.dynamics, Thermostatted)
-            and not given
-            and noisy
-            and getattr(self.rows, "independent", False)
-        ):
+        if to_balance is not None and noisy and getattr(self.rows, "independent", False):
 
             def gradient_fn(k):
                 rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
                 return evaluate(rows, random.fold_in(key_model, k)).gradient
 
-            phase = self.dynamics.balanced(phase, h, gradient_variance(gradient_fn))
+            phase = to_balance.balanced(phase, h, gradient_variance(gradient_fn))
         state = SGMCMCState(
             i=jnp.zeros((), jnp.int32),
             z=phase.z,

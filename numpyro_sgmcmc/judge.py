@@ -71,7 +71,7 @@ def _refuse_latents(structure: Structure) -> None:
         if site.discrete:
             raise ValueError(
                 f"latent site {name!r} is discrete and has no gradient. Sum it out (`MixtureSameFamily` for mixtures), "
-                "or sample it in a block of its own with `numpyro.infer.Gibbs`."
+                "or sample it in a block of its own with `numpyro.infer.Gibbs`. (If it is data: it was given obs=None.)"
             )
         if site.delta:
             raise ValueError(f"latent site {name!r} has a Delta distribution; use `numpyro.deterministic` instead.")
@@ -168,6 +168,12 @@ def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
                     f"factor {name!r} in plate {plate!r} is one number made from the whole minibatch and would be "
                     f"counted once for each row. Give it one number a row, shape ({n},)."
                 )
+            if site.observed and plate not in site.uses and not cut.randomised:
+                raise ValueError(
+                    f"observed site {name!r} stands in plate {plate!r} but is the same for every row of it: its data "
+                    "are not indexed by the plate. Use `with numpyro.plate(...) as rows: x[rows]`, or "
+                    "`numpyro.subsample(x, event_dim=0)` inside it."
+                )
         for plate in site.uses - set(site.plates):
             raise ValueError(
                 f"site {name!r} depends on the rows of the minibatched plate {plate!r} but stands outside it, so it "
@@ -178,7 +184,8 @@ def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
 def _local_message(latent: str, plate: str) -> str:
     return (
         f"latent site {latent!r} stands inside the minibatched plate {plate!r}, so each minibatch would sample other "
-        f"variables under the same name. Marginalise {latent!r}, move it out of {plate!r}, or use all of its rows."
+        f"variables under the same name. Marginalise {latent!r}, move it out of {plate!r}, or use all of its rows. "
+        "(If it is data: it was given obs=None.)"
     )
 
 

@@ -25,6 +25,7 @@ from numpyro_sgmcmc.arguments import (
     check_inverse_mass_fits,
     checked_batch_size,
     checked_count,
+    checked_init_strategy,
     checked_part,
 )
 from numpyro_sgmcmc.base import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
@@ -76,10 +77,10 @@ class SGMCMC(MCMCKernel):
         self._chain = Chain(
             dynamics,
             integrator,
-            checked_part("gradient", gradient, "evaluate"),
-            checked_part("rows", rows, "__call__"),
+            checked_part("gradient", gradient, "evaluate", "Minibatch()"),
+            checked_part("rows", rows, "__call__", "Reshuffled()"),
             as_schedule(step_size),
-            init_strategy,
+            checked_init_strategy(init_strategy),
         )
         self.batch_size = checked_batch_size(batch_size)
         self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
@@ -93,11 +94,32 @@ class SGMCMC(MCMCKernel):
             )
         object.__setattr__(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:
-        # the parts of the chain are the kernel's own: kernel.dynamics, kernel.integrator, kernel.gradient, kernel.rows
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._chain, name)
+    # -- the parts, frozen --------------------------------------------------------------------------------------
+
+    @property
+    def dynamics(self) -> Any:
+        """The SDE, see :class:`~numpyro_sgmcmc.base.Dynamics`."""
+        return self._chain.dynamics
+
+    @property
+    def integrator(self) -> Integrator:
+        """The word that one step spells."""
+        return self._chain.integrator
+
+    @property
+    def gradient(self) -> GradientEstimator:
+        """The gradient estimator."""
+        return self._chain.gradient
+
+    @property
+    def rows(self) -> RowScheme:
+        """The row scheme."""
+        return self._chain.rows
+
+    @property
+    def schedule(self) -> Schedule:
+        """Step index -> h."""
+        return self._chain.schedule
 
     # -- the host's contract ------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import math
 import numbers
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.base import Schedule
@@ -140,10 +141,19 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
     """
     A float becomes :class:`Constant`, a callable stays as it is.
 
-    :raises ValueError: a constant that is not positive and finite.
-    :raises TypeError: neither a number nor a callable.
+    :raises ValueError: a constant that is not positive and finite, or a function whose value is not one number.
+    :raises TypeError: neither a number nor a callable, or a function that JAX cannot trace.
     """
     if isinstance(step_size, Callable):
+        try:
+            h = jax.eval_shape(lambda i: jnp.asarray(step_size(i)), jax.ShapeDtypeStruct((), jnp.int32))
+        except Exception as error:
+            raise TypeError(
+                f"step_size={step_size!r} fails at a traced step index: {type(error).__name__}. Write it with "
+                "jax.numpy: `jnp.where(i < 100, 1e-2, 1e-3)` in place of `if`, or take Piecewise."
+            ) from error
+        if h.size != 1:
+            raise ValueError(f"step_size={step_size!r} returns shape {h.shape}; the step size is one number.")
         return step_size
     try:
         value = float(step_size)

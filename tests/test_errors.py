@@ -110,6 +110,12 @@ def batch_norm(y):
         numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
 
 
+def the_first_rows(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[: len(rows)])
+
+
 def presliced(y):
     mu = numpyro.sample("mu", dist.Normal(0, 10))
     with numpyro.plate("N", 1000, subsample_size=len(y)):
@@ -146,6 +152,7 @@ def start(model, data=Y, init_params=None, kernel=SGLD, **kwargs):
         (plate_in_scan, {"N": 2}, "plate 'N' stands inside `scan`"),
         (declared_in_scan, None, "plate 'N' stands inside `scan`"),
         (batch_norm, 4, "mutable site 'running'"),
+        (the_first_rows, 4, "observed site 'y' stands in plate 'N' but is the same for every row"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value))[:20],
 )
@@ -216,6 +223,9 @@ def test_zero_friction_and_diffusion_are_legal():
         ({"rows": "reshuffled"}, TypeError, "rows='reshuffled' is not an instance"),
         ({"step_size": 0.0}, ValueError, "step_size=0.0.*positive and finite"),
         ({"step_size": None}, TypeError, "step_size=None is neither"),
+        ({"step_size": lambda i: 0.1 if i < 5 else 0.01}, TypeError, "fails at a traced step index: TracerBool"),
+        ({"step_size": lambda i: jnp.ones(3)}, ValueError, r"returns shape \(3,\); the step size is one number"),
+        ({"init_strategy": "median"}, TypeError, "init_strategy='median' is not a function"),
         ({"inverse_mass_matrix": -1.0}, ValueError, "inverse_mass_matrix must hold positive"),
         ({"inverse_mass_matrix": {"mu": np.nan}}, ValueError, r"inverse_mass_matrix\['mu'\] must hold positive"),
         ({"inverse_mass_matrix": np.ones(3)}, ValueError, "None, a scalar, or a dict"),
