@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.base import Plate
+
 
 def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     """
@@ -49,6 +51,20 @@ def checked_count(name: str, value: Any) -> int:
     if value < 1:
         raise ValueError(f"{name}={value} must be at least 1.")
     return int(value)
+
+
+def checked_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of some words."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+    return value
+
+
+def checked_share(name: str, value: Any) -> float:
+    """A share of a whole."""
+    if not (isinstance(value, (int, float)) and 0 < value <= 1):
+        raise ValueError(f"{name}={value!r} must be a share, above 0 and at most 1.")
+    return value
 
 
 def checked_part(name: str, part: Any, verb: str, example: str) -> Any:
@@ -93,14 +109,35 @@ def check_inverse_mass_fits(inverse_mass: Any, prototype: Mapping[str, jax.Shape
     """
     if not isinstance(inverse_mass, Mapping):
         return
-    _check_names("inverse_mass_matrix", inverse_mass, prototype)
+    check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
+
+
+def check_like_z(
+    what: str, given: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], *, scalars: bool = False
+) -> None:
+    """
+    :raises ValueError: not a dict with a value of the right shape (or a scalar) for each latent site.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{what} must be a dict of unconstrained values by site, got {type(given)}.")
+    _check_names(what, given, prototype)
     for name, site in prototype.items():
-        if name not in inverse_mass:
-            raise ValueError(f"inverse_mass_matrix has no entry for the latent site {name!r}.")
-        if np.shape(inverse_mass[name]) not in ((), site.shape):
-            raise ValueError(
-                f"inverse_mass_matrix[{name!r}] has shape {np.shape(inverse_mass[name])}; z[{name!r}] has {site.shape}."
-            )
+        if name not in given:
+            raise ValueError(f"{what} has no entry for the latent site {name!r}.")
+        shape = np.shape(given[name])
+        if shape != site.shape and not (scalars and shape == ()):
+            raise ValueError(f"{what}[{name!r}] has shape {shape}; the unconstrained site has {site.shape}.")
+
+
+def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
+    """
+    :raises ValueError: there is no minibatch noise to reduce.
+    """
+    if not plates:
+        raise ValueError(
+            f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
+            "Give the kernel a batch_size, or leave out gradient=."
+        )
 
 
 def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:

@@ -56,6 +56,16 @@ class Potential(Protocol):
 
     plates: Mapping[str, Plate]
 
+    @property
+    def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the unconstrained latents."""
+        ...
+
+    @property
+    def randomised(self) -> bool:
+        """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
+        ...
+
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
         """Energy of everything outside the minibatched plates, shape ``()``."""
         ...
@@ -73,6 +83,7 @@ class RowScheme(Protocol):
     """Which rows come t-th: a pure function of the key, so a scheme keeps no O(N) state."""
 
     independent: ClassVar[bool]  # whether batches are independent of each other, their gradient noise white
+    distinct: ClassVar[bool]  # whether the rows of a batch are distinct
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array: ...
 
@@ -81,15 +92,42 @@ class GradientEstimator(Protocol):
     """
     Rows -> unbiased gradient of U. ``evaluate`` looks, ``commit`` remembers: a step that is refused
     commits nothing. An estimator never draws; rows and key are handed in.
+
+    To be inherited from: what most estimators have no use for has its default here.
     """
 
-    def init(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Any: ...
+    def joined(self, rows: RowScheme) -> tuple["GradientEstimator", RowScheme]:
+        """The pair that works together; asked for once, at construction of a kernel."""
+        return self, rows
+
+    def check(self, potential: Potential, chains: int) -> None:
+        """Raise before anything is compiled what this estimator cannot do with this potential."""
+        del potential, chains
+
+    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Any:
+        """What is remembered, for a chain that starts at ``z``."""
+        ...
+
+    def renewed(self, potential: Potential, z: Sites, gradient_state: Any, i: jax.Array, rng_key: jax.Array) -> Any:
+        """The state before step ``i``, which starts at ``z``."""
+        del potential, z, i, rng_key
+        return gradient_state
 
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array
-    ) -> Evaluation: ...
+    ) -> Evaluation:
+        """The gradient at ``z`` from these rows."""
+        ...
 
-    def commit(self, gradient_state: Any, proposal: Any, accepted: jax.Array) -> Any: ...
+    def commit(self, gradient_state: Any, proposal: Any, accepted: jax.Array) -> Any:
+        """The state after a step whose last evaluation made this proposal."""
+        del proposal, accepted
+        return gradient_state
+
+    def reconditioned(self, potential: Potential, gradient_state: Any, rng_key: jax.Array) -> Any:
+        """The state once values that the potential is conditioned on have changed, as under Gibbs."""
+        del potential, rng_key
+        return gradient_state
 
 
 class Dynamics(Protocol):
@@ -115,6 +153,10 @@ class Dynamics(Protocol):
         ...
 
     def init(self, z: Sites, noise: Any) -> Phase: ...
+
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z, to first order."""
+        ...
 
 
 @runtime_checkable

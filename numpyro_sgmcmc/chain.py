@@ -92,12 +92,12 @@ class Chain:
         energies = potential.by_site(z, rows, key_model)
         h = self.h(jnp.zeros((), jnp.int32), z)
         phase = self.dynamics.init(z, trees.normal_like(key_momentum, z))
-        gradient_state = self.gradient.init(potential, z, key_model)
+        gradient_state = self.gradient.start(potential, z, key_model)
 
         def evaluate(rows: Rows, key: jax.Array) -> Evaluation:
             return self.gradient.evaluate(potential, phase.z, rows, gradient_state, key)
 
-        noisy = potential.plates or potential.structure.randomised
+        noisy = potential.plates or potential.randomised
         if to_balance is not None and noisy and getattr(self.rows, "independent", False):
 
             def gradient_fn(k):
@@ -131,40 +131,40 @@ class Chain:
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         h = self.h(state.i, state.z)
+        gradient_state = self.gradient.renewed(potential, state.z, state.gradient_state, state.i, key_model)
 
         def gradient_fn(z: Sites) -> Evaluation:
-            return self.gradient.evaluate(potential, z, rows, state.gradient_state, key_model)
+            return self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
 
         old = Phase(state.z, state.momentum, state.thermostat)
         new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, gradient_fn, key_noise)
         # an infinite energy, outside of a hard support, may have a finite gradient
         accepted = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
         phase = trees.where(accepted, new, old)
-        gradient_state, energy = state.gradient_state, state.potential_estimate
-        for evaluation in evaluations:
-            gradient_state = self.gradient.commit(gradient_state, evaluation.proposal, accepted)
-            energy = jnp.where(accepted, evaluation.energy.astype(energy.dtype), energy)
+        last = evaluations[-1]  # a position must have moved since the step before, so there is one
+        energy = state.potential_estimate
         return SGMCMCState(
             i=state.i + 1,
             z=phase.z,
             momentum=phase.momentum,
             thermostat=phase.thermostat,
             gradient=trees.where(accepted, gradient, state.gradient),
-            gradient_state=gradient_state,
+            gradient_state=self.gradient.commit(gradient_state, last.proposal, accepted),
             rows_state=rows_state,
             step_size=h,
-            potential_estimate=energy,
+            potential_estimate=jnp.where(accepted, last.energy.astype(energy.dtype), energy),
             diverging=state.diverging | ~accepted,
             refused=jnp.where(accepted, 0, state.refused + 1),
             rng_key=state.rng_key,
         )
 
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
-        """The carried gradient anew, on the rows of the coming batch."""
+        """Anew what depends on values that the potential is conditioned on."""
+        key = random.fold_in(state.rng_key, 2 * state.i + 1)
+        state = state._replace(gradient_state=self.gradient.reconditioned(potential, state.gradient_state, key))
         if not self.integrator.carries_gradient:
             return state
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
-        key = random.fold_in(state.rng_key, 2 * state.i + 1)
         evaluation = self.gradient.evaluate(potential, state.z, rows, state.gradient_state, key)
         return state._replace(gradient=evaluation.gradient)
 

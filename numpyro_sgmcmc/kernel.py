@@ -14,7 +14,6 @@ import warnings
 import jax
 from jax import lax, random
 import jax.numpy as jnp
-import numpy as np
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key, not_jax_tracer
@@ -30,9 +29,8 @@ from numpyro_sgmcmc.arguments import (
 )
 from numpyro_sgmcmc.base import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.chain import Chain, SGMCMCState
-from numpyro_sgmcmc.judge import NeedsValues, judged
 from numpyro_sgmcmc.plates import full_rows, indexable
-from numpyro_sgmcmc.potential import ModelPotential, constrained_latents
+from numpyro_sgmcmc.potential import ModelPotential, compiled, constrained_latents
 from numpyro_sgmcmc.report import report_stuck
 from numpyro_sgmcmc.schedules import as_schedule
 
@@ -73,12 +71,14 @@ class SGMCMC(MCMCKernel):
         if not callable(model):
             raise TypeError(f"model={model!r} is not a NumPyro model (a callable).")
         integrator.check(dynamics)
+        gradient = checked_part("gradient", gradient, "evaluate", "Minibatch()")
+        gradient, rows = gradient.joined(checked_part("rows", rows, "__call__", "Reshuffled()"))
         self._model = model
         self._chain = Chain(
             dynamics,
             integrator,
-            checked_part("gradient", gradient, "evaluate", "Minibatch()"),
-            checked_part("rows", rows, "__call__", "Reshuffled()"),
+            gradient,
+            rows,
             as_schedule(step_size),
             checked_init_strategy(init_strategy),
         )
@@ -161,23 +161,18 @@ class SGMCMC(MCMCKernel):
         if batched and rng_key.shape[0] == 1:
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
             rng_key, batched = rng_key[0], False
-        args, kwargs, _, structure = self._judged(model_args, model_kwargs)
-        check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), structure.prototype)
-        if GIBBS_SITES_KWARG not in kwargs:
-            check_init_params(init_params, structure.prototype, batched)
-        arrays, rebuild = _arrays_apart((args, kwargs))
-        try:
-            # the data as arguments of the compiled function, for a closure would make a constant, a copy, of them; and
-            # compiled anew each time, for a model may read what has changed since
-            state, energies = jax.jit(partial(self._start_chains, rebuild))(arrays, rng_key, init_params)
-        except (jax.errors.JAXTypeError, NeedsValues):
-            # a model that asks for values, int(y.max()), gets them, as constants
-            state, energies = jax.jit(partial(self._start_chains, lambda _: (args, kwargs), ()))(rng_key, init_params)
+        potential = self._potential(model_args, model_kwargs)
+        check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), potential.prototype)
+        self.gradient.check(potential, rng_key.shape[0] if batched else 1)
+        if GIBBS_SITES_KWARG not in potential.kwargs:
+            check_init_params(init_params, potential.prototype, batched)
+        start = compiled(self._start_chains, self._model, model_args, model_kwargs, self.batch_size)
+        state, energies = start(rng_key, init_params)
         if not_jax_tracer(rng_key):
             check_energies(energies)
-        if structure.frozen:
+        for name in potential.structure.frozen[:1]:
             warnings.warn(
-                f"param site {structure.frozen[0]!r} is frozen at its initial value: SG-MCMC moves latent sample "
+                f"param site {name!r} is frozen at its initial value: SG-MCMC moves latent sample "
                 "sites only. Give it a prior with numpyro.sample to infer it.",
                 stacklevel=2,
             )
@@ -221,9 +216,7 @@ class SGMCMC(MCMCKernel):
         return jax.jit(partial(constrained_latents, self._model, args, kwargs))
 
     def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
-        """The carried gradient under new conditioning values, see :meth:`~numpyro_sgmcmc.chain.Chain.refresh`."""
-        if not self.integrator.carries_gradient:
-            return state  # before the model is traced for nothing
+        """The state under new conditioning values, see :meth:`~numpyro_sgmcmc.chain.Chain.refresh`."""
         return self._chain.refresh(self._potential(model_args, model_kwargs), state)
 
     def wrap_model(self, wrapper: Callable) -> "SGMCMC":
@@ -232,24 +225,16 @@ class SGMCMC(MCMCKernel):
         object.__setattr__(kernel, "_model", wrapper(self._model))
         return kernel
 
-    def _judged(self, model_args, model_kwargs):
-        """Arguments as JAX sees them, minibatched plates, outline."""
-        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
-        return (args, kwargs, *judged(self._model, args, kwargs, self.batch_size))
-
-    def _start_chains(self, rebuild, arrays, rng_key, init_params):
-        args, kwargs = rebuild(arrays)
-        potential = self._potential(args, kwargs)
-
+    def _start_chains(self, potential, rng_key, init_params):
         def one(rng_key, init_params):
-            if GIBBS_SITES_KWARG in kwargs and init_params is not None:
+            if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
                 init_params = potential.unconstrain(init_params)
             return self._chain.init(potential, rng_key, init_params)
 
         return one(rng_key, init_params) if is_prng_key(rng_key) else jax.vmap(one)(rng_key, init_params)
 
     def _potential(self, model_args, model_kwargs) -> ModelPotential:
-        return ModelPotential(self._model, *self._judged(model_args, model_kwargs))
+        return ModelPotential.of(self._model, model_args, model_kwargs, self.batch_size)
 
 
 def _next_key(rng_key):
@@ -262,15 +247,3 @@ def _raw(rng_key):
         if random.key_impl(rng_key) == random.key_impl(random.key(0)):
             return random.key_data(rng_key)
     return rng_key
-
-
-def _arrays_apart(tree: Any) -> tuple[list[Any], Callable]:
-    """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
-    leaves, treedef = jax.tree.flatten(tree)
-    is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
-
-    def rebuild(arrays):
-        arrays = iter(arrays)
-        return treedef.unflatten([next(arrays) if flag else leaf for leaf, flag in zip(leaves, is_array)])
-
-    return [leaf for leaf, flag in zip(leaves, is_array) if flag], rebuild

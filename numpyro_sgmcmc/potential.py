@@ -5,7 +5,7 @@ each row, the minibatch estimate.
 A potential is made anew from the arguments of every call and dies with it. It may hold tracers; kernels never keep one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,10 @@ from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import _unconstrain_reparam, find_valid_initial_params
 
+from numpyro_sgmcmc import trees
 from numpyro_sgmcmc.base import Plate, Rows, Sites
-from numpyro_sgmcmc.plates import Structure, minibatch
+from numpyro_sgmcmc.judge import NeedsValues, judged
+from numpyro_sgmcmc.plates import Structure, indexable, minibatch
 
 
 class ModelPotential:
@@ -40,6 +42,28 @@ class ModelPotential:
         self._model = model
         if structure.has_params:
             self._model = handlers.substitute(model, data=self._frozen())
+
+    @classmethod
+    def of(
+        cls, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
+    ) -> "ModelPotential":
+        """
+        The potential of what a user hands in.
+
+        :raises ValueError: see :func:`~numpyro_sgmcmc.judge.judged`.
+        """
+        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+        return cls(model, args, kwargs, *judged(model, args, kwargs, batch_size))
+
+    @property
+    def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the unconstrained latents."""
+        return self.structure.prototype
+
+    @property
+    def randomised(self) -> bool:
+        """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
+        return self.structure.randomised
 
     def _frozen(self) -> dict[str, Any]:
         """Values of the `param` sites: those their initialisers give under one fixed key, equal for all chains."""
@@ -123,7 +147,7 @@ class ModelPotential:
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
         """A start of finite energy and gradient where one is found, by NumPyro's own search, on these rows."""
-        prototype = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.structure.prototype.items()}
+        prototype = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.prototype.items()}
         (z, _, _), _ = find_valid_initial_params(
             rng_key,
             minibatch(self._model, rows, jax.random.key(0)),
@@ -133,6 +157,37 @@ class ModelPotential:
             prototype_params=prototype,
         )
         return z
+
+
+def compiled(
+    fn: Callable, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
+) -> Callable:
+    """
+    ``fn(potential, *rest)`` as a compiled function of ``rest``.
+
+    The data are arguments of what is compiled, for a closure would make constants, copies, of them. Compiled anew for
+    each call of this function, for a model may read what has changed since.
+    """
+    model_kwargs = {} if model_kwargs is None else model_kwargs
+    # made indexable here, as flattening needs the arrays to be what the model will see
+    arrays, rebuild = trees.arrays_apart(indexable((model_args, model_kwargs)))
+
+    @jax.jit
+    def on_arguments(arrays, *rest):
+        args, kwargs = rebuild(arrays)
+        return fn(ModelPotential.of(model, args, kwargs, batch_size), *rest)
+
+    @jax.jit
+    def on_constants(*rest):
+        return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size), *rest)
+
+    def run(*rest):
+        try:
+            return on_arguments(arrays, *rest)
+        except (jax.errors.JAXTypeError, NeedsValues):
+            return on_constants(*rest)  # a model that asks for values, int(y.max()), gets them
+
+    return run
 
 
 def constrained_latents(model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites) -> dict[str, jax.Array]:

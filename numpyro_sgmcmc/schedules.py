@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import math
 import numbers
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,33 @@ class Polynomial:
 
     def __post_init__(self):
         _positive(self, a=self.a, b=self.b, gamma=self.gamma)
+
+    @classmethod
+    def optimal(cls, order: int, for_: Literal["bias", "mse"], *, a: float, b: float = 1.0) -> "Polynomial":
+        r"""
+        The exponent of fastest decrease (Chen et al. 2015, remark 7): :math:`\gamma = 1/(K+1)` for the bias, which then
+        falls as :math:`L^{-K/(K+1)}` in the number of steps L, :math:`\gamma = 1/(2K+1)` for the mean squared error,
+        which falls as :math:`L^{-2K/(2K+1)}`. (Remark 10: 1/3 and 1/5 for SGHMC by splitting, 1/2 and 1/3 for SGLD.)
+        With independent minibatches of constant size every integrator has K = 1.
+
+        :param int order: K, order of the integrator: 1 for ``euler``, 2 for ``ssi`` and symmetric words.
+        :param str for_: ``"bias"`` or ``"mse"``.
+        :param float a: scale.
+        :param float b: offset.
+
+        **Example**
+
+        .. doctest::
+
+            >>> from numpyro_sgmcmc import Polynomial
+            >>> Polynomial.optimal(2, for_="mse", a=0.1).gamma
+            0.2
+        """
+        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+            raise ValueError(f"Polynomial.optimal(order={order!r}): the order is a whole number, 1 or more.")
+        if for_ not in ("bias", "mse"):
+            raise ValueError(f"Polynomial.optimal(for_={for_!r}) must be 'bias' or 'mse'.")
+        return cls(a, b, 1 / (order + 1 if for_ == "bias" else 2 * order + 1))
 
     def __call__(self, i: Any) -> Any:
         return self.a * (self.b + i) ** (-self.gamma)

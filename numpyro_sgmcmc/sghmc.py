@@ -70,6 +70,14 @@ class Underdamped:
         momentum = jax.tree.map(lambda n, im: n / jnp.sqrt(jnp.asarray(im, n.dtype)), noise, self.inverse_mass(z))
         return Phase(z, momentum, ())
 
+    def gradient_heat(self, h: jax.Array, variance: Any) -> Any:
+        """What white gradient noise of variance s^2 adds to the intensity D: h M^-1 s^2 / 2."""
+        return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, self.inverse_mass(variance))
+
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / (2 D)."""
+        return jax.tree.map(lambda heat: heat / self.noise, self.gradient_heat(h, variance))
+
     def A(self, phase: Phase, h: jax.Array) -> Phase:
         z = jax.tree.map(lambda z, p, im: z + h * im * p, phase.z, phase.momentum, self.inverse_mass(phase.z))
         return phase._replace(z=z)

@@ -46,6 +46,10 @@ class Overdamped:
         del noise
         return Phase(z, (), ())
 
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / 2."""
+        return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, trees.like(self.inverse_mass_matrix, variance))
+
     def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
         z = jax.tree.map(
             lambda z, g, n, im: z - h * im * g + jnp.sqrt(2 * h * im) * n,

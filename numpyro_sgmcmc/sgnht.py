@@ -67,10 +67,18 @@ class NoseHoover(Underdamped):
 
     def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
         """Thermostats at D + h M^-1 s^2 / 2, where they balance independent gradient noise of variance s^2."""
-        shifts = jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, self.inverse_mass(phase.z))
+        shifts = self.gradient_heat(h, variance)
         if self.elementwise:
             return phase._replace(thermostat=jax.tree.map(jnp.add, phase.thermostat, shifts))
         return phase._replace(thermostat=phase.thermostat + trees.total(shifts) / trees.size(shifts))
+
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """What is left of it once the thermostats balance: nothing, or the deviations from one common friction."""
+        heat = self.gradient_heat(h, variance)
+        if self.elementwise:
+            return jax.tree.map(jnp.zeros_like, heat)
+        mean = trees.total(heat) / trees.size(heat)
+        return jax.tree.map(lambda x: (x - mean) / (self.noise + mean), heat)
 
     def D(self, phase: Phase, h: jax.Array) -> Phase:
         energy = jax.tree.map(lambda p, im: im * p * p, phase.momentum, self.inverse_mass(phase.z))

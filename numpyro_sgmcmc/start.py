@@ -30,6 +30,11 @@ DESCENT_ROWS = 500  # at least so many rows a step: the fall must end near the m
 PROBES = 300  # minibatches looked at: the variance of the gradient to 8 %
 
 
+def falling_adam(first: float, last: float, steps: int) -> Any:
+    """Adam whose step size falls geometrically from ``first`` to ``last`` in so many steps."""
+    return Adam(lambda k: first * (last / first) ** (k / steps))
+
+
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:
     """
     ``STEPS`` minibatch steps of Adam on a mean-field normal law around ``z``, its step size falling geometrically from
@@ -37,7 +42,7 @@ def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array)
 
     :return: the mean of the last finite law.
     """
-    optimizer = Adam(lambda k: FIRST * (LAST / FIRST) ** (k / STEPS))
+    optimizer = falling_adam(FIRST, LAST, STEPS)
     plates = {
         name: plate._replace(batch_size=max(plate.batch_size, min(plate.size - 1, DESCENT_ROWS)))
         for name, plate in potential.plates.items()
@@ -62,11 +67,12 @@ def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array)
     return jax.tree.map(lambda new, old: new.astype(old.dtype), mean, z)
 
 
-def gradient_variance(gradient_fn: Callable[[Any], Any]) -> Any:
+def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
     """
-    Variance over ``PROBES`` minibatches of the gradient at one place.
+    Variance over minibatches of the gradient at one place.
 
     :param gradient_fn: number of a batch -> gradient.
+    :param int probes: how many are looked at, 2 or more.
     """
     # deviations from one of the gradients: the mean may be large against the spread in float32
     origin = gradient_fn(0)
@@ -75,9 +81,9 @@ def gradient_variance(gradient_fn: Callable[[Any], Any]) -> Any:
     def body(k, moments):
         mean, square = moments
         deviation = jax.tree.map(lambda g, o: g - o, gradient_fn(k), origin)
-        mean = jax.tree.map(lambda m, x: m + x / PROBES, mean, deviation)
-        square = jax.tree.map(lambda s, x: s + x * x / PROBES, square, deviation)
+        mean = jax.tree.map(lambda m, x: m + x / probes, mean, deviation)
+        square = jax.tree.map(lambda s, x: s + x * x / probes, square, deviation)
         return mean, square
 
-    mean, square = lax.fori_loop(0, PROBES, body, (zeros, zeros))
-    return jax.tree.map(lambda s, m: s - m * m, square, mean)
+    mean, square = lax.fori_loop(0, probes, body, (zeros, zeros))
+    return jax.tree.map(lambda s, m: (s - m * m) * (probes / (probes - 1)), square, mean)

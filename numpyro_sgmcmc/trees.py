@@ -1,5 +1,6 @@
 """A few verbs on pytrees. :func:`normal_like` is the only door through which noise enters."""
 
+from collections.abc import Callable
 import functools
 import operator
 from typing import Any
@@ -52,3 +53,15 @@ def like(value: Any, tree: Any) -> Any:
     if isinstance(value, dict):
         return value
     return jax.tree.map(lambda _: value, tree)
+
+
+def arrays_apart(tree: Any) -> tuple[list[Any], Callable]:
+    """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
+    leaves, treedef = jax.tree.flatten(tree)
+    is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+
+    def rebuild(arrays):
+        arrays = iter(arrays)
+        return treedef.unflatten([next(arrays) if flag else leaf for leaf, flag in zip(leaves, is_array)])
+
+    return [leaf for leaf, flag in zip(leaves, is_array) if flag], rebuild
