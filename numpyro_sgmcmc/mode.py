@@ -88,7 +88,7 @@ def find_mode(
             rows, _ = next_rows(Reshuffled(), RowsState(key_rows, k), potential.plates)
             loss = lambda z: potential.estimate(z, rows, random.fold_in(key_model, k))  # noqa: E731
             value, gradient = jax.value_and_grad(loss)(optimizer.get_params(state))
-            moved = optimizer.update(gradient, state, value)
+            moved = optimizer.update(gradient, state, value)  # pyright: ignore[reportCallIssue]
             return trees.where(trees.all_finite((value, moved)), moved, state)
 
         return lax.fori_loop(first, last, body, state)
@@ -104,7 +104,8 @@ def find_mode(
             state = descent(state, jnp.asarray(first), jnp.asarray(last))
             bar.update(last - first)
     z = optimizer.get_params(state)
-    _warn_unless_arrived(*on_potential(_newton_step)(z, key_model), trees.size(z))
+    squared, curvature = on_potential(_newton_step)(z, key_model)
+    _warn_unless_arrived(squared, curvature, trees.size(z))
     return z
 
 

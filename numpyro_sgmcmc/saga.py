@@ -23,6 +23,7 @@ from numpyro_sgmcmc.base import Evaluation, GradientEstimator, Potential, Rows, 
 from numpyro_sgmcmc.batches import Partition
 from numpyro_sgmcmc.memory import announce
 from numpyro_sgmcmc.tables import TABLES, Table
+from numpyro_sgmcmc.writes import add_at
 
 
 class SAGAState(NamedTuple):
@@ -195,7 +196,16 @@ class SAGA(GradientEstimator):
         units = self._form.units(plate)
         scale = units / look.units.shape[0]
         change = jax.tree.map(lambda new, t: new - t[look.units], look.values, table)
-        written = difference = look.spread(change)
+        if self.distinct:
+            first, written = None, change
+            difference = total_change = look.spread(change)
+        else:
+            # a row that came twice is written once
+            first = _first(look.units)
+            written = jax.tree.map(lambda c: c * first.reshape(-1, *[1] * (c.ndim - 1)).astype(c.dtype), change)
+            both = jax.tree.map(lambda *x: jnp.stack(x), change, written)
+            both = jax.vmap(look.spread)(both)
+            difference, total_change = jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
         unseen = jax.tree.map(lambda s: 1 - s[look.units], seen)
         if self.init == "online":
             # those not yet seen stand at the mean of those seen, while the table holds zeros for them
@@ -203,23 +213,19 @@ class SAGA(GradientEstimator):
             total = jax.tree.map(lambda m: units * m, mean)
             difference = jax.tree.map(lambda x, m: x - unseen.sum() * m, difference, mean)
         gradient = jax.tree.map(lambda g, t, x: g + t + scale * x, gradient, total, difference)
-        if not self.distinct:
-            first = _first(look.units)
-            change = jax.tree.map(lambda c: c * first.reshape(-1, *[1] * (c.ndim - 1)).astype(c.dtype), change)
-            written = look.spread(change)
+        if first is not None:
             unseen = jax.tree.map(lambda u: u * first, unseen)
         new = jax.tree.map(lambda u: u.sum(dtype=jnp.int32), unseen)
-        proposal = Proposal(look.units, change, written, unseen, new)
+        proposal = Proposal(look.units, written, total_change, unseen, new)
         return Evaluation(prior + scale * look.energy, gradient, proposal)
 
     def commit(self, gradient_state: SAGAState, proposal: Proposal, accepted: jax.Array) -> SAGAState:
-        # a change is added, masked by row: a `set`, or a `where` over the table, would copy all of it at each step
+        # what is added is masked: a `where` over the table would copy all of it at each step
         masked = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), proposal)
-        add = lambda t, change: t.at[proposal.units].add(change)  # noqa: E731
         return SAGAState(
-            table=jax.tree.map(add, gradient_state.table, masked.change),
+            table=add_at(gradient_state.table, proposal.units, masked.change),
             total=jax.tree.map(jnp.add, gradient_state.total, masked.total),
-            seen=jax.tree.map(add, gradient_state.seen, masked.seen),
+            seen=add_at(gradient_state.seen, proposal.units, masked.seen),
             count=jax.tree.map(jnp.add, gradient_state.count, masked.count),
         )
 
