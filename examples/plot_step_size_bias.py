@@ -28,7 +28,7 @@ points from chains that were run, and ends by asserting what it shows.
 #
 # **With independent minibatches of 10 rows** the bias is another one: the error of the gradients adds a variance that
 # is proportional to h / D. It is larger than the error of the integrators by orders of magnitude, and it makes all of
-# them order 1. Away from their limits of stability ``"euler"``, ``"ssi"`` and ``"ABOBA"`` can then hardly be told apart.
+# them order 1. Well below their limits of stability ``"euler"``, ``"ssi"`` and ``"ABOBA"`` can hardly be told apart.
 #
 # **Every integrator becomes unstable** at some step size, the splitting ones included. The limits, dotted in the
 # picture, are D / lambda for explicit Euler, (sqrt(D^2 + 4 lambda) - D) / lambda for ``"euler"``, the h with
@@ -36,12 +36,9 @@ points from chains that were run, and ends by asserting what it shows.
 # the posterior. The Euler integrator of the paper is said to have larger biases and to explode quickly. Which of the
 # two Euler schemes was run is not stated; the description fits explicit Euler clearly and ``"euler"`` mildly.
 
-import jax
-
-jax.config.update("jax_enable_x64", True)
-
 from gallery import parsed, parser, save
 from gaussian_model import BATCH, model, simulate_data, step_matrices
+import jax
 from jax import random
 import matplotlib.pyplot as plt
 import numpy as np
@@ -51,6 +48,8 @@ from scipy.optimize import brentq
 from tqdm import tqdm
 
 from numpyro_sgmcmc import SGHMC, Piecewise, WithoutReplacement
+
+jax.config.update("jax_enable_x64", True)
 
 WORDS = ("euler", "ssi", "ABOBA")
 FRICTIONS = (10.0, 20.0, 30.0)
@@ -249,7 +248,7 @@ def main(args):
 
     runs = [(20.0, "euler"), (20.0, "ssi")] if args.fast else [(D, word) for D in FRICTIONS for word in WORDS]
     keys = random.split(random.key(args.seed), len(runs))
-    for key, (D, word) in zip(keys, tqdm(runs, desc="chains")):
+    for (D, word), key in zip(tqdm(runs, desc="chains"), keys):
         p = simulated(key, word, D, x, posterior, limits[D][word], args.num_chains)
         matrices = schemes(D, posterior.precision)[word]
         p["exact"] = [bias(matrices, h, posterior, posterior.noise) for h in p["h"]]
