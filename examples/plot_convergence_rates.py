@@ -82,7 +82,7 @@ GRADIENTS = ("full gradients", f"minibatches of {BATCH}")
 STEPS = ("fixed", "decreasing")
 STARTS = ("uniform", "posterior")
 FIXED = np.unique(np.geomspace(1e2, 1e8, 31).round())
-SIZE = {"replicates": (200, 400), "decreasing_steps": (30_000, 1_000_000)}
+SIZE = {"replicates": (200, 400), "decreasing_steps": (10_000, 1_000_000)}
 
 
 def exponents(name):
@@ -375,8 +375,8 @@ def draw(laws, points):
 # The claims
 # ----------
 # Slopes are fitted over the last decade, L = 10^7 to 10^8 for fixed steps, 10^5 to 10^6 for decreasing ones. The MSE
-# with decreasing steps is fitted for chains that start in the posterior, all others for chains that do not. With minibatches the
-# slopes still approach their limits, so that they are given more room.
+# with decreasing steps is fitted for chains that start in the posterior, all others for chains that do not. With
+# minibatches the slopes still approach their limits, so that they are given more room.
 
 
 def slope(L, values):

@@ -33,8 +33,10 @@ points from chains that were run, and ends by asserting what it shows.
 # **Every integrator becomes unstable** at some step size, the splitting ones included. The limits, dotted in the
 # picture, are D / lambda for explicit Euler, (sqrt(D^2 + 4 lambda) - D) / lambda for ``"euler"``, the h with
 # h^2 lambda = 4 cosh(D h / 2) for ``"ssi"`` and 2 / sqrt(lambda) for ``"ABOBA"``, with lambda = 1001 the precision of
-# the posterior. The Euler integrator of the paper is said to have larger biases and to explode quickly. Which of the
-# two Euler schemes was run is not stated; the description fits explicit Euler clearly and ``"euler"`` mildly.
+# the posterior. The paper reports that its Euler integrator has larger biases and explodes quickly, and that this does
+# not happen to the splitting integrator. Larger biases with minibatches are what explicit Euler has; ``"euler"``, which
+# is the Euler integrator of the authors' poster, has them near its limit only. And ``"ssi"`` explodes as well, at
+# frictions of 10 to 30 from h = 0.065 to 0.092 on.
 
 from gallery import parsed, parser, save
 from gaussian_model import BATCH, model, simulate_data, step_matrices
@@ -246,7 +248,7 @@ def main(args):
             for gradients, noise in noises.items():
                 curves[gradients, D, name] = h, np.array([bias(matrices, step, posterior, noise) for step in h])
 
-    runs = [(20.0, "euler"), (20.0, "ssi")] if args.fast else [(D, word) for D in FRICTIONS for word in WORDS]
+    runs = [(20.0, "euler")] if args.fast else [(D, word) for D in FRICTIONS for word in WORDS]
     keys = random.split(random.key(args.seed), len(runs))
     for (D, word), key in zip(tqdm(runs, desc="chains"), keys):
         p = simulated(key, word, D, x, posterior, limits[D][word], args.num_chains)
@@ -294,6 +296,7 @@ def check(curves, limits, theory, order, points, posterior):
         assert np.allclose(order[D]["explicit Euler"], [1, 1], atol=0.1), "explicit Euler is not of order 1"
         assert np.allclose(order[D]["euler"], [2, 1], atol=0.05), "euler: order 2 in var theta, 1 in the joint law"
         assert np.allclose(order[D]["ssi"], [2, 2], atol=0.05), "ssi is not of order 2"
+        assert np.all(curves["full gradients", D, "ssi"][1] < 0), "ssi: the variance of theta is not too small"
         exact = np.abs(curves["full gradients", D, "ABOBA"][1]).max() * posterior.precision
         assert exact < 1e-8, "ABOBA is not exact with full gradients"
         for word in WORDS:
