@@ -50,14 +50,20 @@ def simulate_data(seed):
     return jnp.asarray(x), Posterior(x.sum() / (ROWS + 1), ROWS + 1.0, noise)
 
 
+def dimension(kernel):
+    """Of the state: theta alone, or theta and p."""
+    return 1 if kernel.dynamics.flows == "E" else 2
+
+
 def step_matrices(kernel, precision, h):
     """
     M, S and G of one step of the kernel's integrator as it is shipped: its Jacobians, the noise handed in.
 
     :param kernel: a kernel for the model above whose word does not begin with a kick.
-    :return: arrays of shape (d, d), (d, draws of noise in a step) and (d, 1); d is 2, or 1 without momentum.
+    :return: arrays of shape (d, d), (d, draws of noise in a step) and (d, 1), with d the dimension of the state.
     """
-    d = 1 if kernel.dynamics.flows == "E" else 2
+    d = dimension(kernel)
+    assert not kernel.integrator.carries_gradient, "the state of this word has a gradient in it"
     draws = sum(letter in NOISY for letter in kernel.integrator.word)
 
     def step(x, n, e):
