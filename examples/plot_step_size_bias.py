@@ -261,7 +261,9 @@ def main(args):
         "posterior": posterior._asdict(),
         "limits": {f"D = {D:.0f}": {name: [limits[D][name], theory[D][name]] for name in STYLES} for D in FRICTIONS},
         "orders": {
-            f"D = {D:.0f}": {name: dict(zip(("var theta", "joint"), order[D][name])) for name in STYLES}
+            f"D = {D:.0f}": {
+                name: dict(zip(("var theta", "joint"), order[D][name])) for name in STYLES if name != "ABOBA"
+            }
             for D in FRICTIONS
         },
         "chains": {f"D = {D:.0f}, {word}": p for (D, word), p in points.items()},
