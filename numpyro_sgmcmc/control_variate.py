@@ -8,16 +8,18 @@ with the same rows S in both. Unbiased for any c; its variance is that of the di
 :class:`SVRG` moves it to the state of the chain from time to time (Dubey et al. 2016, algorithm 2).
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.arguments import check_like_z, check_minibatched, checked_count
-from numpyro_sgmcmc.base import Evaluation, GradientEstimator, Potential, Rows, Sites
+from numpyro_sgmcmc.arguments import check_like_z, check_minibatched, checked_choice, checked_count
+from numpyro_sgmcmc.base import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
 from numpyro_sgmcmc.gradients import full_gradient
 from numpyro_sgmcmc.lockstep import when_any
+from numpyro_sgmcmc.saga import SAGA, SAGAState
+from numpyro_sgmcmc.tables import TABLES
 
 
 class Anchor(NamedTuple):
@@ -57,14 +59,17 @@ class ControlVariate(_Anchored):
     Control variates around a fixed centre, best the mode: :func:`~numpyro_sgmcmc.find_mode` finds one.
 
     Two minibatch gradients a step, one full pass at the start. The gradients of the rows at the centre are computed
-    anew at each step, never stored; ``SAGA(init="full")`` is the estimator that stores them.
+    anew at each step, unless they are to be stored: then a step costs what :class:`~numpyro_sgmcmc.SAGA` costs, with
+    tables of the same form and size; ``stored="linear"`` makes generalised linear models as cheap as plain minibatches.
 
     Far from the centre the variance is larger than that of plain minibatches; for posteriors of several modes, and
     networks, it is no help. For a randomised model (``numpyro.prng_key()``) the gradient at the centre is itself an
     estimate, with one key for each few thousand rows, and what it is off by stays for the life of the chain.
 
     :param dict center: unconstrained values of all latent sites.
-    :raises ValueError: a centre that is not like ``z``; no minibatched plate.
+    :param stored: None, or the form of a table that holds the gradients at the centre: ``"row"``, ``"batch"`` or
+        ``"linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
+    :raises ValueError: a centre that is not like ``z``; no minibatched plate; with ``stored``, what SAGA refuses.
 
     **References:**
 
@@ -93,6 +98,14 @@ class ControlVariate(_Anchored):
     """
 
     center: Sites
+    stored: Literal["row", "batch", "linear"] | None = None
+
+    def __post_init__(self):
+        if self.stored is not None:
+            checked_choice("ControlVariate(stored)", self.stored, tuple(TABLES))
+
+    def joined(self, rows: RowScheme) -> tuple[GradientEstimator, RowScheme]:
+        return (self, rows) if self.stored is None else _Stored(self.stored, center=self.center).joined(rows)
 
     def check(self, potential: Potential, chains: int) -> None:
         del chains
@@ -100,8 +113,34 @@ class ControlVariate(_Anchored):
         check_like_z("ControlVariate(center)", self.center, potential.prototype)
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
-        center = {name: jnp.asarray(self.center[name], x.dtype) for name, x in z.items()}
-        return _anchor(potential, center, rng_key)
+        del z
+        return _anchor(potential, _as_z(self.center, potential), rng_key)
+
+
+def _as_z(center: Sites, potential: Potential) -> Sites:
+    return {name: jnp.asarray(center[name], site.dtype) for name, site in potential.prototype.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored(SAGA):
+    """Control variates by a table that is filled at the centre and never written again."""
+
+    center: Sites = field(default_factory=dict, kw_only=True)
+
+    def check(self, potential: Potential, chains: int) -> None:
+        check_like_z("ControlVariate(center)", self.center, potential.prototype)
+        super().check(potential, chains)
+
+    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> SAGAState:
+        del z
+        return super().start(potential, _as_z(self.center, potential), rng_key)
+
+    def commit(self, gradient_state: SAGAState, proposal: Any, accepted: jax.Array) -> SAGAState:
+        del proposal, accepted
+        return gradient_state
+
+    def reconditioned(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
+        return self.start(potential, self.center, rng_key)
 
 
 @dataclass(frozen=True)

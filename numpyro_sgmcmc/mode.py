@@ -18,7 +18,7 @@ from numpyro_sgmcmc.gradients import full_gradient, over_all_rows
 from numpyro_sgmcmc.potential import ModelPotential, compiled
 from numpyro_sgmcmc.start import falling_adam
 
-FIRST, LAST = 0.05, 1e-6  # Adam's step, in units of the unconstrained coordinates
+FIRST, LAST = 0.1, 1e-6  # Adam's step, in units of the unconstrained coordinates
 SEGMENTS = 50  # of the descent, for the progress bar
 PRODUCTS = 8  # products with the Hessian in the check
 
@@ -44,7 +44,7 @@ def find_mode(
     :param model_args: arguments of the model.
     :param batch_size: as for the kernels.
     :param int num_steps: minibatches.
-    :param optimizer: of :mod:`numpyro.optim` or optax; None: Adam with a step size that falls geometrically from 0.05
+    :param optimizer: of :mod:`numpyro.optim` or optax; None: Adam with a step size that falls geometrically from 0.1
         to 1e-6.
     :param bool progress_bar: whether to show one.
     :param model_kwargs: keyword arguments of the model.

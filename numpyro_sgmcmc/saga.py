@@ -23,7 +23,7 @@ from numpyro_sgmcmc.base import Evaluation, GradientEstimator, Potential, Rows, 
 from numpyro_sgmcmc.batches import Partition
 from numpyro_sgmcmc.memory import announce
 from numpyro_sgmcmc.tables import TABLES, Table
-from numpyro_sgmcmc.writes import add_at
+from numpyro_sgmcmc.writes import add_at, read_at
 
 
 class SAGAState(NamedTuple):
@@ -68,8 +68,14 @@ class SAGA(GradientEstimator):
     - ``per="linear"``: for models whose rows depend on the latents through a linear predictor only, generalised linear
       models above all. The predictor is found in the model; the estimates are those of ``per="row"``.
 
-    Where the table was written far from where the chain now is, it is no help: started far from the mode, SAGA can be
-    noisier than plain minibatches for some epochs. Start it at :func:`~numpyro_sgmcmc.find_mode`.
+    Where the table was written far from where the chain now is, it is no help: started far from the mode, SAGA is
+    noisier than plain minibatches for some epochs. With reshuffled rows it is worse: each step is unbiased over the order
+    of the rows, but given the rows seen so far those still to come are the ones whose gradients are old, and a far start
+    swings back out once before it settles. Start at :func:`~numpyro_sgmcmc.find_mode`, or use
+    :class:`~numpyro_sgmcmc.WithoutReplacement`.
+
+    ``per="batch"`` is noisier than ``per="row"``, up to as many times as a batch has rows, since the gradients of a batch
+    are old together.
 
     :param per: what a unit is.
     :param init: ``"full"``: a pass over the data fills the table at the start; ``"online"``: no pass, units not yet
@@ -195,7 +201,8 @@ class SAGA(GradientEstimator):
         look = self._form.look(potential, z, rows)
         units = self._form.units(plate)
         scale = units / look.units.shape[0]
-        change = jax.tree.map(lambda new, t: new - t[look.units], look.values, table)
+        old = read_at(table, look.units)
+        change = jax.tree.map(jnp.subtract, look.values, old)
         if self.distinct:
             first, written = None, change
             difference = total_change = look.spread(change)

@@ -55,7 +55,8 @@ class PerRow:
         return plate.size
 
     def chunk(self, plate: Plate) -> int:
-        return min(CHUNK, plate.size)
+        # never all rows at once: NumPyro would not index by them any more
+        return min(CHUNK, -(-plate.size // 2))
 
     def rows(self, units: jax.Array, plate: Plate) -> jax.Array:
         del plate

@@ -1,4 +1,4 @@
-"""Writing into a table that is too large to be copied."""
+"""Reading and writing a table that is too large to be copied."""
 
 from typing import Any
 
@@ -6,6 +6,17 @@ import jax
 from jax import lax
 from jax.custom_batching import custom_vmap
 import jax.numpy as jnp
+
+
+def read_at(table: Any, units: jax.Array) -> Any:
+    """
+    ``table[units]`` for each leaf, read once and before anything is written.
+
+    XLA likes to repeat a cheap reading where its result is used; repeated after the writing, it makes a copy of the
+    table necessary. It does not look into a ``cond``.
+    """
+    read = lambda: jax.tree.map(lambda t: t[units], table)  # noqa: E731
+    return lax.cond(units[0] >= 0, read, lambda: jax.tree.map(jnp.zeros_like, jax.eval_shape(read)))
 
 
 def add_at(table: Any, units: jax.Array, change: Any) -> Any:

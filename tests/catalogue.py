@@ -10,9 +10,12 @@ from numpyro.infer import init_to_median
 
 from numpyro_sgmcmc import (
     MSGNHT,
+    SAGA,
     SGHMC,
     SGLD,
     SGNHT,
+    SVRG,
+    ControlVariate,
     Cyclical,
     Piecewise,
     Polynomial,
@@ -50,6 +53,12 @@ CATALOGUE = [
     Cell(SGHMC, *GAUSSIAN, BATCH | {"rows": WithReplacement()}),
     Cell(MSGNHT, models.logistic, (models.X, models.COUNTS), BATCH | {"rows": WithoutReplacement()}),
     Cell(SGNHT, *GAUSSIAN, BATCH | {"rows": Reshuffled()}),
+    # the estimators
+    Cell(SGLD, *GAUSSIAN, BATCH | {"gradient": SAGA()}),
+    Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"gradient": SAGA("linear", "online")}),
+    Cell(SGNHT, *GAUSSIAN, BATCH | {"gradient": SAGA("batch", "zeros")}),
+    Cell(SGHMC, *GAUSSIAN, BATCH | {"gradient": SVRG(3), "integrator": "BAOAB"}),
+    Cell(MSGNHT, *GAUSSIAN, BATCH | {"gradient": ControlVariate({"mu": 0.5})}),
     # step sizes
     Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Polynomial(1e-2, 1.0, 0.5)}),
     Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Piecewise((3, 9), (1e-2, 1e-3, 1e-4))}),
