@@ -197,8 +197,8 @@ def single_chain(above, below, results, h):
 # two: where all the noise comes with the gradient, one kick takes it better than two.
 #
 # At small step sizes nothing is claimed: the error of the discretisation is smaller than that of a finite run. With the
-# same noise both integrators give nearly the same chain at h = 0.001, so the difference
-# that figure 2 of the paper shows there is not one between the integrators.
+# same noise both integrators give nearly the same chain at h = 0.001, so the difference that figure 2 of the paper
+# shows there is not one between the integrators.
 
 
 def check(results, args):
