@@ -1,4 +1,4 @@
-# make demo | test | lint | wheel | clean
+# make demo | test | test-gallery | figures | lint | wheel | clean
 #
 # PYTHON=python3.13   the interpreter of the environment
 # STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
@@ -13,13 +13,21 @@ ARGS ?=
 BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
 
-.PHONY: demo test lint wheel clean
+.PHONY: demo test test-gallery figures lint wheel clean
 
 demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -n 2 --dist loadfile $(ARGS)
+
+# every program of the gallery in a few seconds each
+test-gallery: $(VENV)/installed-test
+	$(BIN)/python -m pytest tests/gallery.py -n 2 $(ARGS)
+
+# every program of the gallery in full, into out/: about a quarter of an hour
+figures: $(VENV)/installed-test
+	for program in examples/plot_*.py; do $(BIN)/python $$program $(ARGS) || exit 1; done
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

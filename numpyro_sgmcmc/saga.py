@@ -69,13 +69,13 @@ class SAGA(GradientEstimator):
       models above all. The predictor is found in the model; the estimates are those of ``per="row"``.
 
     Where the table was written far from where the chain now is, it is no help: started far from the mode, SAGA is
-    noisier than plain minibatches for some epochs. With reshuffled rows it is worse: each step is unbiased over the order
-    of the rows, but given the rows seen so far those still to come are the ones whose gradients are old, and a far start
-    swings back out once before it settles. Start at :func:`~numpyro_sgmcmc.find_mode`, or use
+    noisier than plain minibatches for some epochs. With reshuffled rows it is worse: each step is unbiased over the
+    order of the rows, but given the rows seen so far those still to come are the ones whose gradients are old, and a
+    far start swings back out once before it settles. Start at :func:`~numpyro_sgmcmc.find_mode`, or use
     :class:`~numpyro_sgmcmc.WithoutReplacement`.
 
-    ``per="batch"`` is noisier than ``per="row"``, up to as many times as a batch has rows, since the gradients of a batch
-    are old together.
+    ``per="batch"`` is noisier than ``per="row"``, up to as many times as a batch has rows, since the gradients of a
+    batch are old together.
 
     :param per: what a unit is.
     :param init: ``"full"``: a pass over the data fills the table at the start; ``"online"``: no pass, units not yet

@@ -71,9 +71,9 @@ class Polynomial:
     def optimal(cls, order: int, for_: Literal["bias", "mse"], *, a: float, b: float = 1.0) -> "Polynomial":
         r"""
         The exponent of fastest decrease (Chen et al. 2015, remark 7): :math:`\gamma = 1/(K+1)` for the bias, which then
-        falls as :math:`L^{-K/(K+1)}` in the number of steps L, up to a factor log L, :math:`\gamma = 1/(2K+1)` for the mean squared error,
-        which falls as :math:`L^{-2K/(2K+1)}`. (Remark 10: 1/3 and 1/5 for SGHMC by splitting, 1/2 and 1/3 for SGLD.)
-        With independent minibatches of constant size every integrator has K = 1.
+        falls as :math:`L^{-K/(K+1)}` in the number of steps L, up to a factor log L; :math:`\gamma = 1/(2K+1)` for the
+        mean squared error, which falls as :math:`L^{-2K/(2K+1)}`. (Remark 10: 1/3 and 1/5 for SGHMC by splitting, 1/2
+        and 1/3 for SGLD.) With independent minibatches of constant size every integrator has K = 1.
 
         :param int order: K, order of the integrator: 1 for ``euler``, 2 for ``ssi`` and symmetric words.
         :param str for_: ``"bias"`` or ``"mse"``.

@@ -3,7 +3,7 @@ The traps of NumPyro's contract with kernels, one test each, by number: each is 
 clear error, or, where it is the host's own, has a recommended way that works.
 
 Numbers 28 (copies of tables by gather and scatter), 29 (``.add`` with duplicate rows) and 30 (``cond`` under a vmap of
-the chains) are traps of estimators with tables and anchors; their tests come with these estimators.
+the chains) are traps of estimators with tables and anchors; their tests are in ``test_gradients.py``.
 """
 
 from dataclasses import dataclass
