@@ -58,6 +58,7 @@ def test_the_readmes_example(capsys, monkeypatch):
     draws = np.asarray(names["mcmc"].get_samples()["w"])
     assert draws.shape == (2000, 3)
     assert np.abs(draws.mean(0) - [1.0, -2.0, 0.5]).max() < 5 * draws.std(0).max()
+    assert names["new"].shape == (2000, 5)
     assert "posterior" in names["idata"] and "Number of divergences: 0" in capsys.readouterr().out
 
 
