@@ -5,13 +5,17 @@ Judges of a sampler's law. None of them depends on luck.
   Jacobian, taken of the kernel as shipped, gives the stationary law exactly.
 - :func:`local_errors`: the one-step law against the exact flow, E f = exp(h L) f + O(h^(K+1)) (Chen, Ding & Carin 2015,
   Definition 1), by Gauss-Hermite quadrature over the noise and automatic differentiation of the generator L.
+- :func:`minibatch_maps`, :func:`law_of_independent_batches`, :func:`epoch_maps`: the same with minibatches, whose
+  batches are all listed: the law under independent batches, and over reshuffled epochs.
 - :func:`order`: the slope of log error against log h.
 """
 
+from dataclasses import dataclass
 import itertools
 
 import jax
-from jax import random
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -167,3 +171,83 @@ def z_scores(estimates, truth):
     estimates = np.asarray(estimates, float)
     error = estimates.std(0, ddof=1) / np.sqrt(len(estimates))
     return (estimates.mean(0) - np.asarray(truth)) / error
+
+
+# -- minibatches ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A row scheme that hands out the batches of a list, so that a test says which rows come at step t."""
+
+    batches: tuple
+    independent = True
+    distinct = True
+
+    def __call__(self, rng_key, t, size, batch_size):
+        return jnp.asarray(self.batches, jnp.int32)[t]
+
+
+def minibatch_maps(kernel, args, monkeypatch):
+    """
+    The step as shipped, x' = M x + c + S n for each batch of the kernel's :class:`Listed` rows, where the potential is
+    quadratic. x is all that the next step depends on: position, momentum, and what the estimator remembers.
+
+    :return: M, c, S with the batches along axis 0, and the x at which the kernel starts.
+    """
+    state = kernel.init(random.key(0), 0, None, args, {})
+    parts = lambda s: (s.z, s.momentum, s.gradient_state)  # noqa: E731
+    start, unravel = ravel_pytree(parts(state))
+    d = ravel_pytree(state.z)[0].size
+    batches = len(getattr(kernel.rows, "scheme", kernel.rows).batches)
+
+    def step(x, n, t):
+        with_noise(monkeypatch, [jax.tree.unflatten(jax.tree.structure(state.z), [block]) for block in n])
+        z, momentum, gradient_state = unravel(x)
+        rows_state = state.rows_state._replace(t=t)
+        i = jnp.int32(0)  # SVRG renews its anchor by a step of its own in these laws
+        moved = kernel.sample(
+            state._replace(z=z, momentum=momentum, gradient_state=gradient_state, rows_state=rows_state, i=i), args, {}
+        )
+        return ravel_pytree(parts(moved))[0]
+
+    # affine, so that differences are exact; one at a time, as a single chain steps
+    k, noises = start.size, draws(kernel) * d
+    points = jnp.eye(k + noises + 1)[:, 1:]  # the origin and the unit vectors
+    run = jax.jit(lambda t: lax.map(lambda xn: step(xn[:k], xn[k:].reshape(-1, d), t), points))
+    moved = np.stack([run(t) for t in range(batches)])
+    monkeypatch.undo()
+    c = moved[:, 0]
+    columns = (moved[:, 1:] - c[:, None]).transpose(0, 2, 1)
+    return columns[:, :, :k], c, columns[:, :, k:], np.asarray(start)
+
+
+def law_of_independent_batches(M, c, Q, x):
+    """
+    Mean and covariance of x' = M_b x + c_b + noise of covariance Q_b, with b uniform and independent at every step, a
+    million steps after the start at x: the recursion of the first two moments, squared over and over. (What is
+    conserved, the point of a control variate for one, stays what it was.)
+    """
+    k = len(x) + 1
+    A = np.zeros((len(M), k, k))
+    A[:, 0, 0], A[:, 1:, 0], A[:, 1:, 1:] = 1, c, M
+    # of the second moments of (1, x), the first of which is 1
+    step = np.einsum("bij,bkl->ikjl", A, A).reshape(k * k, k * k) / len(A)
+    step.reshape(k, k, k * k)[1:, 1:, 0] += Q.mean(0)
+    for _ in range(20):
+        step = step @ step
+        assert np.abs(step).max() < 1e12, "the second moments grow"
+    start = np.concatenate([[1], x])
+    moments = (step @ np.outer(start, start).ravel()).reshape(k, k)
+    return moments[1:, 0], moments[1:, 1:] - np.outer(moments[1:, 0], moments[1:, 0])
+
+
+def epoch_maps(M, c, Q, orders):
+    """The maps of whole epochs: the batches of each order composed, one after the other."""
+    composed = []
+    for order_ in orders:
+        A, b, P = np.eye(M.shape[1]), np.zeros(M.shape[1]), np.zeros(M.shape[1:])
+        for batch in order_:
+            A, b, P = M[batch] @ A, M[batch] @ b + c[batch], M[batch] @ P @ M[batch].T + Q[batch]
+        composed.append((A, b, P))
+    return tuple(np.stack(part) for part in zip(*composed))
