@@ -120,4 +120,4 @@ def test_the_default_start_is_not_the_pit_of_a_hierarchy():
 def test_gradient_variance_is_about_the_mean():
     table = random.normal(random.key(8), (300,)) + jnp.where(jnp.arange(300) == 0, 10.0, 5.0)
     variance = gradient_variance(lambda k: {"a": table[k]})["a"]
-    assert float(variance) == pytest.approx(float(np.var(np.asarray(table, float))), rel=1e-4)
+    assert float(variance) == pytest.approx(float(np.var(np.asarray(table, float), ddof=1)), rel=1e-4)
