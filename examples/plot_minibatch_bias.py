@@ -441,6 +441,8 @@ def report(estimators, epochs, chains):
         print(f"  {label}")
         for row in points:
             print("    " + "  ".join(f"{value:8.4f}" for value in row))
+    if not chains:
+        return
     print("Reshuffled Gaussian, chains: m h omega, inflation, standard error, prediction for white noise; exact")
     epoch, _, exact = epochs[2.0]
     for row in chains:
