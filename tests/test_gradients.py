@@ -34,10 +34,10 @@ TABLES = ("row", "batch", "linear")
 ESTIMATORS = [
     Minibatch(),
     ControlVariate(CENTER),
-    *(ControlVariate(CENTER, stored=per) for per in TABLES),
-    SVRG(),
+    ControlVariate(CENTER, stored="linear"),
     SVRG(update_every=3),
-    *(SAGA(per, init) for per in TABLES for init in ("full", "online", "zeros")),
+    *(SAGA(per, init) for per in TABLES for init in ("full", "online")),
+    SAGA(init="zeros"),
 ]
 SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), WithReplacement()]
 
@@ -56,14 +56,15 @@ def started(kernel, z=Z, args=ARGS, key=0):
     return kernel.init(random.key(key), 0, z, args, {})
 
 
-def at(kernel, state, batches, z=Z, args=ARGS):
-    """The gradient that each of these batches of rows gives."""
-    potential = kernel._potential(args, {})
+def looking(kernel, z=Z, args=ARGS):
+    """State, batches of rows -> the gradient that each of them gives; compiled once."""
 
-    def one(rows):
+    def one(state, rows):
+        potential = kernel._potential(args, {})
         return kernel.gradient.evaluate(potential, z, {"N": rows}, state.gradient_state, random.key(2)).gradient
 
-    return jax.jit(jax.vmap(one))(jnp.asarray(batches, jnp.int32))["weights"]
+    looks = jax.jit(jax.vmap(one, (None, 0)))
+    return lambda state, batches: looks(state, jnp.asarray(batches, jnp.int32))["weights"]
 
 
 def whole(z=Z, args=ARGS):
@@ -101,15 +102,15 @@ def aged(kernel, state=None, args=ARGS, z=Z):
 def test_the_mean_over_all_batches_is_the_full_gradient(gradient):
     """Exactly, at a fresh state and at states aged under each row scheme; rows drawn twice among what they remember."""
     batches = np.arange(models.N).reshape(-1, models.B)
-    exact = whole()
-    fresh = started(make(gradient))
-    np.testing.assert_allclose(at(make(gradient), fresh, batches).mean(0), exact, rtol=1e-12)
+    kernel = make(gradient)
+    state, look = started(kernel), looking(kernel)
+    np.testing.assert_allclose(look(state, batches).mean(0), whole(), rtol=1e-12)
     for rows in SCHEMES:
-        kernel = make(gradient, rows=rows, step_size=3e-2)
-        np.testing.assert_allclose(at(kernel, aged(kernel, fresh), batches).mean(0), exact, rtol=1e-12)
+        aged_state = aged(make(gradient, rows=rows, step_size=3e-2), state)
+        np.testing.assert_allclose(look(aged_state, batches).mean(0), whole(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("gradient", ESTIMATORS, ids=lambda g: re.sub(r"\(center=.*?\)\}", "(", str(g)))
+@pytest.mark.parametrize("gradient", [SVRG(update_every=3), SAGA(), SAGA("batch"), SAGA("linear", "online")], ids=str)
 def test_the_mean_is_exact_where_the_batch_size_does_not_divide(gradient):
     """23 rows in batches of 5: over all cyclic windows, or over the 5 batches of the partition, the last of 3 rows."""
     args = tuple(x[:23] for x in ARGS)
@@ -119,7 +120,7 @@ def test_the_mean_is_exact_where_the_batch_size_does_not_divide(gradient):
         batches = [np.minimum(np.arange(5) + 5 * j, 22) for j in range(5)]
     else:
         batches = [(np.arange(5) + j) % 23 for j in range(23)]
-    np.testing.assert_allclose(at(kernel, state, batches, args=args).mean(0), whole(args=args), rtol=1e-12)
+    np.testing.assert_allclose(looking(kernel, args=args)(state, batches).mean(0), whole(args=args), rtol=1e-12)
 
 
 def test_the_gradient_of_two_crossed_plates_is_exact():
@@ -148,15 +149,14 @@ def test_saga_is_algorithm_1():
     rows, n = np.array([3, 8, 1, 20, 5, 11]), models.B
     new = per_row_gradients(Z)[rows]
     by_hand = Z["weights"] + table.sum(0) + models.N / n * (new - table[rows]).sum(0)
-    np.testing.assert_allclose(at(kernel, state, [rows])[0], by_hand, rtol=1e-12)
+    np.testing.assert_allclose(looking(kernel)(state, [rows])[0], by_hand, rtol=1e-12)
     after, refused = (committed(kernel, state, rows, accepted) for accepted in (True, False))
     np.testing.assert_allclose(after.table["weights"], table.at[rows].set(new), rtol=1e-12)
     np.testing.assert_allclose(after.total["weights"], after.table["weights"].sum(0), rtol=1e-12)
     jax.tree.map(np.testing.assert_array_equal, refused, state.gradient_state)
 
 
-@pytest.mark.parametrize("init", ["full", "online", "zeros"])
-@pytest.mark.parametrize("per", ["row", "linear"])
+@pytest.mark.parametrize("per, init", [("row", "full"), ("row", "online"), ("linear", "zeros")])
 def test_trap_29_a_row_drawn_twice_is_written_once(per, init):
     kernel = make(SAGA(per, init), rows=WithReplacement())
     state = aged(kernel)
@@ -181,7 +181,7 @@ def test_online_unseen_rows_stand_at_the_mean_of_the_seen():
     rows = np.array([seen[0], seen[1], *np.setdiff1d(np.arange(models.N), seen)[:4]])
     new = per_row_gradients(Z)[rows]
     by_hand = Z["weights"] + stand_in.sum(0) + models.N / models.B * (new - stand_in[rows]).sum(0)
-    np.testing.assert_allclose(at(kernel, state, [rows])[0], by_hand, rtol=1e-12)
+    np.testing.assert_allclose(looking(kernel)(state, [rows])[0], by_hand, rtol=1e-12)
 
 
 def test_a_word_of_two_gradients_remembers_the_last():
@@ -195,8 +195,7 @@ def test_a_word_of_two_gradients_remembers_the_last():
     np.testing.assert_allclose(after.gradient_state.table["weights"], expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("kernel", [SGHMC, MSGNHT])
-@pytest.mark.parametrize("rows", [Reshuffled(), WithReplacement()])
+@pytest.mark.parametrize("kernel, rows", [(SGHMC, Reshuffled()), (MSGNHT, WithReplacement())])
 def test_the_linear_table_gives_the_chain_of_the_table_of_rows(kernel, rows):
     """Other numbers are remembered, the estimates are the same: the draws agree to rounding."""
     states = [aged(make(SAGA(per), kernel=kernel, rows=rows)) for per in ("row", "linear")]

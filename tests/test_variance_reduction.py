@@ -110,8 +110,9 @@ def test_the_stationary_variance_is_that_of_the_full_gradient(gradient):
         assert abs(ratio.mean() - 1) < 0.01 + 4.5 * error
 
 
-@pytest.mark.parametrize("batch_size", [None, 100])
-@pytest.mark.parametrize("optimizer", ["default", "optax", "numpyro"])
+@pytest.mark.parametrize(
+    "optimizer, batch_size", [("default", None), ("default", 100), ("optax", 100), ("numpyro", 100)]
+)
 def test_find_mode_arrives(optimizer, batch_size):
     import optax
 
@@ -259,3 +260,16 @@ def test_optimal_exponents(order, for_, gamma):
 def test_optimal_exponents_of_nothing(order, for_, message):
     with pytest.raises(ValueError, match=message):
         Polynomial.optimal(order, for_=for_, a=0.1)
+
+
+def test_a_planted_error_of_5_percent_in_the_weights_is_caught(monkeypatch):
+    """The comparison with the exact weights fails where the step sizes kept are h^1.05 in place of h."""
+    schedule = Polynomial(1e-3, 1.0, 0.4)
+    mcmc = run(schedule)
+    h = np.asarray(schedule(5 + np.arange(200)), float)
+    exact = np.tile(h / h.sum() / 2, (2, 1))
+    np.testing.assert_allclose(weights(mcmc, group_by_chain=True), exact, rtol=1e-5)
+    faulty = {"step_size": np.tile(h**1.05, (2, 1))}
+    monkeypatch.setattr(mcmc, "get_extra_fields", lambda group_by_chain: faulty)
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(weights(mcmc, group_by_chain=True), exact, rtol=1e-5)
