@@ -35,8 +35,8 @@ def gradient_noise(
     :math:`h s^2 / 2` for SGLD and :math:`h s^2 / (2 D)` for SGHMC; MSGNHT finds the friction that balances it, SGNHT
     that for the mean over the coordinates.
 
-    What an estimator remembers is looked at as it is: the noise of :class:`~numpyro_sgmcmc.SVRG` grows from one full pass
-    to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are fresh at the start.
+    What an estimator remembers is looked at as it is: the noise of :class:`~numpyro_sgmcmc.SVRG` grows from one full
+    pass to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are fresh at the start.
 
     :param kernel: the kernel, with the estimator in question.
     :param state: a state of that kernel, ``mcmc.last_state`` for one (of one chain, or of several at once). To compare
