@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax import lax
 from jax.custom_batching import custom_vmap
-import jax.numpy as jnp
+
+from numpyro_sgmcmc import trees
 
 
 def when_any(due: jax.Array, fn: Callable[[Any], Any], operand: Any, otherwise: Any) -> Any:
@@ -26,12 +27,7 @@ def when_any(due: jax.Array, fn: Callable[[Any], Any], operand: Any, otherwise: 
 
     @choose.def_vmap
     def _(axis_size, in_batched, due, operand, otherwise):
-        # a map of all arguments over the chains, for what is not mapped yet as well
-        due, operand, otherwise = jax.tree.map(
-            lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))),
-            (due, operand, otherwise),
-            tuple(in_batched),
-        )
+        due, operand, otherwise = trees.mapped(axis_size, tuple(in_batched), (due, operand, otherwise))
         chosen = when_any(due.any(), jax.vmap(fn), operand, otherwise)
         return chosen, jax.tree.map(lambda _: True, chosen)
 

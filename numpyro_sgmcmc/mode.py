@@ -49,7 +49,7 @@ def find_mode(
     :param bool progress_bar: whether to show one.
     :param model_kwargs: keyword arguments of the model.
     :return: dict of unconstrained values, for :class:`~numpyro_sgmcmc.ControlVariate` and ``init_params``.
-    :raises ValueError: a model that cannot be minibatched so; an energy that is not finite at the start or the end.
+    :raises ValueError: a model that cannot be minibatched so; an energy that is not finite at the start.
     :warns UserWarning: the end is more than one posterior standard deviation (root mean square over coordinates) from a
         minimum, or at none.
 
@@ -120,7 +120,7 @@ def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[ja
 
     gradient = full_gradient(potential, z, rng_key)
     step, _ = cg(product, gradient, maxiter=PRODUCTS)
-    dot = lambda a, b: trees.total(jax.tree.map(lambda x, y: (x * y).sum(), a, b))  # noqa: E731
+    dot = lambda a, b: trees.total(jax.tree.map(jnp.multiply, a, b))  # noqa: E731
     return dot(step, gradient), dot(step, product(step))
 
 

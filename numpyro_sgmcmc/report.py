@@ -7,6 +7,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc import trees
+
 STUCK = 100  # steps refused in a row after which a chain is reported
 
 
@@ -38,8 +40,4 @@ def report_stuck(before: jax.Array, after: jax.Array, step_size: jax.Array) -> j
 
 @report_stuck.def_vmap
 def _(axis_size, in_batched, before, after, step_size):
-    before, after, step_size = (
-        x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
-        for x, batched in zip((before, after, step_size), in_batched)
-    )
-    return report_stuck(before, after, step_size), True
+    return report_stuck(*trees.mapped(axis_size, tuple(in_batched), (before, after, step_size))), True

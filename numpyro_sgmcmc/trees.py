@@ -55,6 +55,13 @@ def like(value: Any, tree: Any) -> Any:
     return jax.tree.map(lambda _: value, tree)
 
 
+def mapped(axis_size: int, in_batched: Any, tree: Any) -> Any:
+    """What a rule for vmap is handed, with the mapped axis in front also where a leaf is not mapped."""
+    return jax.tree.map(
+        lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))), tree, in_batched
+    )
+
+
 def arrays_apart(tree: Any) -> tuple[list[Any], Callable]:
     """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
     leaves, treedef = jax.tree.flatten(tree)

@@ -7,6 +7,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 import jax.numpy as jnp
 
+from numpyro_sgmcmc import trees
+
 
 def read_at(table: Any, units: jax.Array) -> Any:
     """
@@ -49,8 +51,4 @@ def _add_at(table, units, change):
 
 @_add_at.def_vmap
 def _(axis_size, in_batched, table, units, change):
-    table, units, change = (
-        x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
-        for x, batched in zip((table, units, change), in_batched)
-    )
-    return jax.vmap(_scatter)(table, units, change), True
+    return jax.vmap(_scatter)(*trees.mapped(axis_size, tuple(in_batched), (table, units, change))), True
