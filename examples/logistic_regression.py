@@ -16,13 +16,12 @@ where the archive holds ``X`` and ``y``, or ``X_train, y_train, X_test, y_test``
 
 import argparse
 import json
-import os
 from pathlib import Path
-import sys
 import time
 from typing import NamedTuple
 
 import arviz as az
+import datasets
 from jax import random
 import jax.numpy as jnp
 import matplotlib
@@ -81,49 +80,16 @@ def simulate(size, dim, seed):
 
 def load(name, folder, seed):
     """``name``.npz, standardised, with an intercept, its rows in random order."""
-    with np.load(find(name, folder)) as archive:
-        arrays = dict(archive)
-    if {"X_train", "y_train", "X_test", "y_test"} <= arrays.keys():
-        X, y, X_test, y_test = (arrays[key] for key in ("X_train", "y_train", "X_test", "y_test"))
-        X, y = shuffle_rows(random.key(seed), X, y)
-    elif {"X", "y"} <= arrays.keys():
-        X, y = shuffle_rows(random.key(seed), arrays["X"], arrays["y"])
+    X, y, X_test, y_test = datasets.parts(name, folder)
+    X, y = shuffle_rows(random.key(seed), X, y)
+    if X_test is None:
         held_out = len(X) // 5
         X, y, X_test, y_test = X[held_out:], y[held_out:], X[:held_out], y[:held_out]
-    else:
-        sys.exit(f"{name}.npz holds {', '.join(arrays)}; this program needs X, y or X_train, y_train, X_test, y_test.")
-    if len(np.unique(y)) > 100 or not 0 < np.mean(y == 1) < 1:
-        sys.exit(f"the y of {name}.npz are not class numbers with a class 1 among them.")
-
-    mean, sd = X.mean(0, dtype=float), X.std(0, dtype=float)
-    binary = ((X == 0) | (X == 1)).all(0)
-    mean, sd = np.where(binary, 0, mean), np.where(binary | (sd == 0), 1, sd)
-
-    def prepared(X):
-        return np.hstack([np.ones((len(X), 1)), (X - mean) / sd]).astype(np.float32)
-
-    names = ["intercept", *(f"x{j}" for j in range(1, X.shape[1] + 1))]
-    y, y_test = ((labels == 1).astype(np.float32) for labels in (y, y_test))
-    return Data(prepared(X), y, names, X_test=prepared(X_test), y_test=y_test)
-
-
-def find(name, folder):
-    """The path of ``name``.npz, or the end of the program with a word on where to put it."""
-    folders = [folder] if folder else []
-    if "NUMPYRO_SGMCMC_DATA" in os.environ:
-        folders.append(os.environ["NUMPYRO_SGMCMC_DATA"])
-    folders += [Path.cwd().parent / "shared" / "data", Path(__file__).resolve().parents[2] / "shared" / "data"]
-    for candidate in (Path(folder) / f"{name}.npz" for folder in folders):
-        if candidate.is_file():
-            return candidate
-    sys.exit(
-        f"{name}.npz was found in none of these folders:\n"
-        + "".join(f"  {folder}\n" for folder in dict.fromkeys(map(str, folders)))
-        + "Put it into one of them, or name another by --data-dir or by the variable NUMPYRO_SGMCMC_DATA. It is an\n"
-        f'archive made by numpy.savez("{name}.npz", X=X, y=y) or with X_train, y_train, X_test, y_test. The data\n'
-        "sets of this name are at LIBSVM's data page (a9a and the like) and in the UCI Machine Learning Repository.\n"
-        "Without --data the program simulates its rows and needs no file."
-    )
+    scaled = datasets.standardiser(X)
+    X, X_test = (datasets.with_intercept(scaled(rows)) for rows in (X, X_test))
+    y, y_test = (datasets.is_class_one(name, labels) for labels in (y, y_test))
+    names = ["intercept", *(f"x{j}" for j in range(1, X.shape[1]))]
+    return Data(X, y, names, X_test=X_test, y_test=y_test)
 
 
 # %%
