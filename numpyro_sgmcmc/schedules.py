@@ -160,8 +160,8 @@ class Cyclical:
         _positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
 
     def __call__(self, i: Any) -> Any:
-        phase = (i % self.cycle) / self.cycle
-        return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi * phase) + 1.0), self.minimum)
+        # times a float, as a quotient of integers would be of single precision
+        return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi / self.cycle * (i % self.cycle)) + 1.0), self.minimum)
 
 
 def as_schedule(step_size: float | Schedule) -> Schedule:
