@@ -1,4 +1,4 @@
-# make demo | test | test-gallery | figures | lint | wheel | clean
+# make demo | test | test-gallery | figures | mutations | bench | lint | wheel | clean
 #
 # PYTHON=python3.13   the interpreter of the environment
 # STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
@@ -13,7 +13,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
 
-.PHONY: demo test test-gallery figures lint wheel clean
+.PHONY: demo test test-gallery figures mutations bench lint wheel clean
 
 demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
@@ -28,6 +28,14 @@ test-gallery: $(VENV)/installed-test
 # every program of the gallery in full, into out/: about a quarter of an hour
 figures: $(VENV)/installed-test
 	for program in examples/plot_*.py; do $(BIN)/python $$program $(ARGS) || exit 1; done
+
+# faults planted one at a time, and the tests that catch them: about twenty minutes
+mutations: $(VENV)/installed-test
+	$(BIN)/python tests/mutations.py $(ARGS)
+
+# docs/benchmarks.md: about an hour, on a machine with nothing else to do; ARGS=--fast shows that the programs run
+bench: $(VENV)/installed-bench
+	$(BIN)/python tests/benchmarks/report.py $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

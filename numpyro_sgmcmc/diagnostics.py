@@ -10,7 +10,7 @@ from numpyro_sgmcmc.base import Sites
 from numpyro_sgmcmc.batches import next_rows
 from numpyro_sgmcmc.chain import SGMCMCState
 from numpyro_sgmcmc.kernel import SGMCMC
-from numpyro_sgmcmc.potential import compiled
+from numpyro_sgmcmc.programs import compiled
 from numpyro_sgmcmc.start import PROBES, gradient_variance
 
 

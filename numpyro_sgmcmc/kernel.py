@@ -30,7 +30,8 @@ from numpyro_sgmcmc.arguments import (
 from numpyro_sgmcmc.base import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.chain import Chain, SGMCMCState
 from numpyro_sgmcmc.plates import full_rows, indexable
-from numpyro_sgmcmc.potential import ModelPotential, compiled, constrained_latents
+from numpyro_sgmcmc.potential import ModelPotential, constrained_latents
+from numpyro_sgmcmc.programs import compiled
 from numpyro_sgmcmc.report import report_stuck
 from numpyro_sgmcmc.schedules import as_schedule
 

@@ -15,7 +15,8 @@ from numpyro_sgmcmc.arguments import check_energies, checked_batch_size, checked
 from numpyro_sgmcmc.base import Potential, RowsState, Sites
 from numpyro_sgmcmc.batches import Reshuffled, next_rows
 from numpyro_sgmcmc.gradients import full_gradient, over_all_rows
-from numpyro_sgmcmc.potential import ModelPotential, compiled
+from numpyro_sgmcmc.potential import ModelPotential
+from numpyro_sgmcmc.programs import compiled
 from numpyro_sgmcmc.start import falling_adam
 
 FIRST, LAST = 0.1, 1e-6  # Adam's step, in units of the unconstrained coordinates

@@ -5,7 +5,7 @@ each row, the minibatch estimate.
 A potential is made anew from the arguments of every call and dies with it. It may hold tracers; kernels never keep one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,8 @@ from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import _unconstrain_reparam, find_valid_initial_params
 
-from numpyro_sgmcmc import trees
 from numpyro_sgmcmc.base import Plate, Rows, Sites
-from numpyro_sgmcmc.judge import NeedsValues, judged
+from numpyro_sgmcmc.judge import judged
 from numpyro_sgmcmc.plates import Structure, indexable, minibatch
 
 
@@ -157,37 +156,6 @@ class ModelPotential:
             prototype_params=prototype,
         )
         return z
-
-
-def compiled(
-    fn: Callable, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
-) -> Callable:
-    """
-    ``fn(potential, *rest)`` as a compiled function of ``rest``.
-
-    The data are arguments of what is compiled, for a closure would make constants, copies, of them. Compiled anew for
-    each call of this function, for a model may read what has changed since.
-    """
-    model_kwargs = {} if model_kwargs is None else model_kwargs
-    # made indexable here, as flattening needs the arrays to be what the model will see
-    arrays, rebuild = trees.arrays_apart(indexable((model_args, model_kwargs)))
-
-    @jax.jit
-    def on_arguments(arrays, *rest):
-        args, kwargs = rebuild(arrays)
-        return fn(ModelPotential.of(model, args, kwargs, batch_size), *rest)
-
-    @jax.jit
-    def on_constants(*rest):
-        return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size), *rest)
-
-    def run(*rest):
-        try:
-            return on_arguments(arrays, *rest)
-        except (jax.errors.JAXTypeError, NeedsValues):
-            return on_constants(*rest)  # a model that asks for values, int(y.max()), gets them
-
-    return run
 
 
 def constrained_latents(model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites) -> dict[str, jax.Array]:

@@ -1,0 +1,76 @@
+"""
+Functions of a potential as compiled programs.
+
+They are traced anew at every call, since a model may read what has changed in the meantime, but the compiler is asked
+only for a program that it has not been handed before: a second run of the same shapes starts without it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+import hashlib
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from numpyro_sgmcmc import trees
+from numpyro_sgmcmc.judge import NeedsValues
+from numpyro_sgmcmc.plates import indexable
+from numpyro_sgmcmc.potential import ModelPotential
+
+KEPT = 32  # programs
+CONSTANTS = 1_000_000  # bytes of them that a program may have to be kept: they are part of its text
+
+_kept: OrderedDict[Any, Callable] = OrderedDict()
+
+
+def compiled(
+    fn: Callable, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
+) -> Callable:
+    """
+    ``fn(potential, *rest)`` as a compiled function of ``rest``.
+
+    The data are arguments of what is compiled, for a closure would make constants, copies, of them.
+    """
+    model_kwargs = {} if model_kwargs is None else model_kwargs
+    # made indexable here, as flattening needs the arrays to be what the model will see
+    arrays, rebuild = trees.arrays_apart(indexable((model_args, model_kwargs)))
+
+    @jax.jit
+    def on_arguments(arrays, *rest):
+        args, kwargs = rebuild(arrays)
+        return fn(ModelPotential.of(model, args, kwargs, batch_size), *rest)
+
+    @jax.jit
+    def on_constants(*rest):
+        return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size), *rest)
+
+    def run(*rest):
+        try:
+            return _run(on_arguments, arrays, *rest)
+        except (jax.errors.JAXTypeError, NeedsValues):
+            return on_constants(*rest)  # a model that asks for values, int(y.max()), gets them
+
+    return run
+
+
+def _run(jitted: Any, *args: Any) -> Any:
+    leaves = jax.tree.leaves(args)
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return jitted(*args)  # part of another program
+    traced = jitted.trace(*args)
+    if sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts) > CONSTANTS:
+        return jitted(*args)
+    lowered = traced.lower()
+    text = lowered.as_text()
+    if "callback" in text:  # which function it calls is not in the text
+        return lowered.compile()(*args)
+    places = tuple(getattr(leaf, "sharding", None) for leaf in leaves)
+    default = getattr(jax.config, "jax_default_device")  # noqa: B009, unknown to the type checker
+    key = hashlib.sha256(text.encode()).digest(), places, default
+    if key not in _kept:
+        _kept[key] = lowered.compile()
+    _kept.move_to_end(key)
+    if len(_kept) > KEPT:
+        _kept.popitem(last=False)
+    return _kept[key](*args)

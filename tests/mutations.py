@@ -1,0 +1,193 @@
+"""
+Faults planted one at a time in a copy of the package, and the tests of laws run on it: ``make mutations``, some twenty
+minutes.
+
+Every fault must fail at least one test, and every test of a law must fail under at least one fault: one that cannot
+fail shows nothing. Tests that plant a fault of their own fail where the two cancel, so many faults here are the same
+5 % in the other direction.
+"""
+
+import argparse
+import json
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+import xml.etree.ElementTree as ET
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+LAWS = (
+    "test_laws",
+    "test_minibatch_laws",
+    "test_posterior",
+    "test_product",
+)  # every test in these must be able to fail
+
+
+class Fault(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str  # files, and for pytest's -k after a colon
+    where: int = 0  # which of the occurrences of ``old``
+
+
+O_WORDS = "ABOBA or BAOAB or BADODAB or ADBOBDA"
+O_NOISE = "jnp.sqrt(2 * self.noise * h * _ou_noise(r, h) / im) * n"
+NOISE, LESS_NOISE = (f"jnp.sqrt({two} * self.noise * h / im) * n" for two in ("2", "1.8"))
+SOME = "test_product:Minibatch"
+ANCHORS = "test_gradients:mean test_product:Control or SVRG test_minibatch_laws:variance"
+SAGAS = "test_gradients:mean or algorithm test_product:SAGA"
+# fmt: off
+FAULTS = [
+    # the dynamics
+    Fault("SGLD: noise", "sgld", "jnp.sqrt(2 * h * im) * n", "jnp.sqrt(2 * h * im) * n / 1.05",
+          "test_laws:SGLD or sgld test_minibatch_laws:sgld test_posterior:SGLD test_product:SGLD"),
+    Fault("SGLD: drift", "sgld", "z - h * im * g", "z - 1.05 * h * im * g", "test_laws:SGLD or sgld"),
+    Fault("SGLD: drift not preconditioned", "sgld", "z - h * im * g", "z - h * g", "test_laws:sgld"),
+    Fault("O: noise", "sghmc", O_NOISE, O_NOISE + " / 1.05",
+          f"test_laws test_posterior test_minibatch_laws:ABOBA or reshuffled test_product:{O_WORDS}"),
+    Fault("O: friction", "sghmc", "p * jnp.exp(-r * h) + ", "p * jnp.exp(-1.05 * r * h) + ", f"test_laws {SOME}"),
+    Fault("O: noise without mass", "sghmc", "_ou_noise(r, h) / im)", "_ou_noise(r, h))", f"test_laws:mass {SOME}"),
+    Fault("O: series", "sghmc", "1 - x / 2 * (", "1 + x / 2 * (", "test_laws:exact_flow"),
+    Fault("O: sign of the variance", "sghmc", "-jnp.expm1(-safe)", "jnp.expm1(safe)", "test_laws:exact or local"),
+    Fault("N: noise", "sghmc", NOISE, LESS_NOISE,
+          "test_laws:BNF or NFB or ssi test_minibatch_laws:ssi test_posterior:ADFBNFDA test_product:BN"),
+    Fault("E: noise", "sghmc", NOISE, LESS_NOISE,
+          "test_laws:euler test_minibatch_laws:euler test_product:EA or AED", 1),
+    Fault("F: friction", "sghmc", "p * jnp.exp(-r * h), ", "p * jnp.exp(-r * h / 1.05), ",
+          f"test_laws:friction or BNF or ssi {SOME}"),
+    Fault("E: friction", "sghmc", "p - h * (g + r * p)", "p - h * (g + 1.05 * r * p)", f"test_laws:euler {SOME}"),
+    Fault("B: kick", "sghmc", "p - h * g", "p - 1.05 * h * g", f"test_laws {SOME}"),
+    Fault("A: drift", "sghmc", "z + h * im * p", "z + 1.05 * h * im * p", f"test_laws {SOME}"),
+    Fault("A: drift without mass", "sghmc", "z + h * im * p", "z + h * p", f"test_laws:mass {SOME}"),
+    Fault("D: thermostats", "sgnht", "h * (e - 1)", "h * (e - 1.05)", f"test_laws:thermostat or local {SOME}"),
+    Fault("D: thermostat", "sgnht", "(energy) - 1)", "(energy) - 1.05)", f"test_laws:SGNHT {SOME}"),
+    Fault("D: sign", "sgnht", "xi + h * (e - 1)", "xi - h * (e - 1)", f"test_laws:MSGNHT {SOME}"),
+    Fault("D: p.p in place of p M^-1 p", "sgnht", "im * p * p", "p * p", f"test_laws:mass {SOME}"),
+    Fault("D: start of the thermostats", "sghmc", "0.5 * h * im * s2, variance, self",
+          "0.4 * h * im * s2, variance, self", "test_start:balance test_variance_reduction:gradient_noise"),
+    Fault("start of the momentum", "sghmc", "n / jnp.sqrt(", "0.95 * n / jnp.sqrt(", "test_start:momentum"),
+    # the words
+    Fault("a letter gets all of h", "integrators", "h / self.word.count(letter)", "h", f"test_laws {SOME}"),
+    Fault("a stale gradient", "integrators", "fresh = fresh and letter not in self.moves", "pass",
+          f"test_laws:BAOAB or OBABO {SOME}", 1),
+    Fault("the word read backwards", "integrators", "for letter in self.word:\n            inputs",
+          "for letter in reversed(self.word):\n            inputs", f"test_laws:euler {SOME}"),
+    Fault("one noise for all letters", "integrators", "normal_like(next(keys)", "normal_like(rng_key",
+          "test_integrators"),
+    # the potential and its estimators
+    Fault("N/n", "potential", 'site["scale"] * log_prob', 'site["scale"] * log_prob / 1.05',
+          "test_potential test_posterior:scaling or regression or inflate test_minibatch_laws"),
+    Fault("the Jacobian of a transform left out", "potential", 'if site["type"] == "sample":\n                log_prob',
+          'if site["type"] == "sample" and not name.endswith("_log_det"):\n                log_prob',
+          "test_potential test_posterior:constrained"),
+    Fault("energies of rows", "potential", "energy * (n / plate.size)", "energy * (0.95 * n / plate.size)",
+          f"test_potential {SAGAS} test_minibatch_laws:variance"),
+    Fault("full gradient", "gradients", "t + weight * x", "t + 0.95 * weight * x", ANCHORS),
+    Fault("gradient at the anchor", "control_variate", "g - a + full", "g - 0.95 * a + full", ANCHORS),
+    Fault("SVRG: no new anchor", "control_variate", "(i > 0) & (i %", "(i < 0) & (i %",
+          "test_gradients:svrg test_product:SVRG test_variance_reduction:stationary"),
+    Fault("SAGA: K/m", "saga", "g + t + scale * x", "g + t + 0.95 * scale * x",
+          f"{SAGAS} test_minibatch_laws:variance"),
+    Fault("SAGA: the sum is not kept", "saga", "total=jax.tree.map(jnp.add, gradient_state.total, masked.total)",
+          "total=gradient_state.total", SAGAS),
+    Fault("SAGA: a row that came twice is written twice", "saga", "first.reshape(-1", "jnp.ones_like(first).reshape(-1",
+          "test_gradients:twice test_product:SAGA"),
+    Fault("SAGA online: unseen rows at 0", "saga", "t / jnp.maximum(count, 1)", "0 * t",
+          "test_gradients:online test_product:online"),
+    # rows and step sizes
+    Fault("Reshuffled: one order for all epochs", "batches", "random.fold_in(rng_key, epoch)", "rng_key",
+          "test_batches"),
+    Fault("Reshuffled: the last row never comes", "batches", "jnp.arange(batch_size, dtype=jnp.int32), size)",
+          "jnp.arange(batch_size, dtype=jnp.int32), size - 1)", "test_batches"),
+    Fault("contiguous: one boundary for all", "batches", "first = _add(bits[BITS] % jnp.uint32(size)",
+          "first = _add(jnp.uint32(0)", "test_batches"),
+    Fault("WithReplacement: the last row never comes", "batches", "(batch_size,), 0, size,",
+          "(batch_size,), 0, size - 1,", "test_batches"),
+    Fault("h of the step after", "chain", "h = self.h(state.i, state.z)", "h = self.h(state.i + 1, state.z)",
+          "test_product:SGLD test_posterior:decreasing"),
+    Fault("h in single precision", "chain", "jnp.result_type(*jax.tree.leaves(z))", "jnp.float32",
+          "test_posterior:double"),
+    Fault("Polynomial: exponent", "schedules", "** (-self.gamma)", "** (-0.95 * self.gamma)", "test_schedules"),
+    Fault("weights", "weights", "w = h / h.sum()", "w = h**0.9524 / (h**0.9524).sum()",
+          "test_variance_reduction:weight"),
+]
+# fmt: on
+
+
+def run(fault, folder, arguments):
+    """Outcome of each test in a copy of the project with this fault: name -> whether it failed."""
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    for part in ("numpyro_sgmcmc", "tests"):
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    path = copy / "numpyro_sgmcmc" / f"{fault.file}.py"
+    pieces = path.read_text().split(fault.old)
+    assert len(pieces) > fault.where + 1, f"{fault.name}: {fault.file}.py has no such text any more"
+    at = fault.where + 1
+    path.write_text(fault.old.join(pieces[:at]) + fault.new + fault.old.join(pieces[at:]))
+
+    outcomes = {}
+    for selection in _selections(fault.tests):
+        report = copy / "report.xml"
+        # `python -m` puts the folder of the copy first on the path
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", f"--junitxml={report}", *selection, *arguments]
+        subprocess.run(command, cwd=copy, capture_output=True)
+        for case in ET.parse(report).iter("testcase"):
+            name = f"{case.get('classname').removeprefix('tests.')}::{case.get('name')}"
+            outcomes[name] = case.find("failure") is not None or case.find("error") is not None
+    return outcomes
+
+
+def _selections(tests):
+    """``"a b:x or y c"`` -> the arguments of pytest for a and c, and for b."""
+    words, whole = iter(tests.replace(" or ", "~or~").replace("not ", "not~").split()), []
+    for word in words:
+        file, _, keyword = word.partition(":")
+        if keyword:
+            yield [f"tests/{file}.py", "-k", keyword.replace("~", " ")]
+        else:
+            whole.append(f"tests/{file}.py")
+    if whole:
+        yield whole
+
+
+def law_tests():
+    """Names of all tests that must be able to fail."""
+    files = [f"tests/{file}.py" for file in LAWS]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *files]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {line.removeprefix("tests/").replace(".py::", "::") for line in listed.splitlines() if "::" in line}
+
+
+def main(args):
+    failed = json.loads(args.out.read_text()) if args.resume else {}
+    faults = [fault for fault in FAULTS if args.only in fault.name and fault.name not in failed]
+    with tempfile.TemporaryDirectory() as folder:
+        for fault in tqdm(faults, desc="faults"):
+            outcomes = run(fault, Path(folder), args.pytest.split())
+            failed[fault.name] = sorted(name for name, fails in outcomes.items() if fails)
+            tqdm.write(f"{fault.name}: {len(failed[fault.name])} of {len(outcomes)} tests fail")
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(failed, indent=1) + "\n")
+    idle = [] if args.only else sorted(law_tests() - set().union(*failed.values()))
+    survivors = [name for name, tests in failed.items() if not tests]
+    print(f"{len(failed)} faults; not caught: {', '.join(survivors) or 'none'}.")
+    print("Tests of laws that no fault fails: " + ("none." if not idle else "\n  " + "\n  ".join(idle)))
+    sys.exit(bool(survivors or idle))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name contains it")
+    parser.add_argument("--resume", action="store_true", help="leave out the faults that --out knows")
+    parser.add_argument("--out", type=Path, default=Path("out/mutations.json"))
+    parser.add_argument("--pytest", default="-n 2", metavar="ARGUMENTS")
+    main(parser.parse_args())
