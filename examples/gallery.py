@@ -42,5 +42,6 @@ def save(args, name, figure, metrics):
     """``name``.png and ``metrics.json`` in ``--out``."""
     args.out.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out / f"{name}.png", dpi=120)
-    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2, default=float) + "\n")
+    plain = lambda x: str(x) if isinstance(x, Path) else float(x)  # noqa: E731
+    (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2, default=plain) + "\n")
     print(f"The picture is {args.out / name}.png, the numbers are in {args.out / 'metrics.json'}.")

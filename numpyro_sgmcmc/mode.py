@@ -79,12 +79,13 @@ def find_mode(
         optimizer = optax_to_numpyro(optimizer)
     key_start, key_rows, key_model = random.split(rng_key, 3)
 
-    def begin(potential: ModelPotential):
+    # keys are arguments, so that a search under another key is the same program
+    def begin(potential: ModelPotential, key_start: jax.Array, key_rows: jax.Array, key_model: jax.Array):
         rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.int32)), potential.plates)
         z = potential.initial(key_start, rows, None)
         return optimizer.init(z), potential.by_site(z, rows, key_model)
 
-    def advance(potential: Potential, state: Any, first: jax.Array, last: jax.Array):
+    def advance(potential: Potential, state: Any, first: int, last: int, key_rows: jax.Array, key_model: jax.Array):
         def body(k, state):
             rows, _ = next_rows(Reshuffled(), RowsState(key_rows, k), potential.plates)
             loss = lambda z: potential.estimate(z, rows, random.fold_in(key_model, k))  # noqa: E731
@@ -96,13 +97,13 @@ def find_mode(
 
     on_potential = lambda fn: compiled(fn, model, model_args, model_kwargs, batch_size)  # noqa: E731
     ModelPotential.of(model, model_args, model_kwargs, batch_size)  # refuses before anything is compiled
-    state, energies = on_potential(begin)()
+    state, energies = on_potential(begin)(key_start, key_rows, key_model)
     check_energies(energies)
     descent = on_potential(advance)
     with trange(num_steps, desc="mode", disable=not progress_bar) as bar:
         for segment in range(SEGMENTS):
             first, last = (num_steps * (segment + k) // SEGMENTS for k in (0, 1))
-            state = descent(state, jnp.asarray(first), jnp.asarray(last))
+            state = descent(state, first, last, key_rows, key_model)
             bar.update(last - first)
     z = optimizer.get_params(state)
     squared, curvature = on_potential(_newton_step)(z, key_model)

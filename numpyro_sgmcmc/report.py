@@ -13,11 +13,11 @@ STUCK = 100  # steps refused in a row after which a chain is reported
 
 
 def _warn(stuck: np.ndarray, refused: np.ndarray, step_size: np.ndarray) -> None:
-    for chain in np.flatnonzero(np.atleast_1d(stuck)):
+    for chain in np.flatnonzero(stuck):
         warnings.warn(
-            f"a chain has refused {np.atleast_1d(refused)[chain]} steps in a row, as they left the finite numbers; its "
-            f"step size is {np.atleast_1d(step_size)[chain]:.3g}. It stays at its last finite state. Use a smaller "
-            "step_size, or look for data that are not finite.",
+            f"a chain has refused {np.ravel(refused)[chain]} steps in a row, as they left the finite numbers; its step "
+            f"size is {np.ravel(step_size)[chain]:.3g}. It stays at its last finite state. Use a smaller step_size, or "
+            "look for data that are not finite.",
             stacklevel=1,
         )
 

@@ -332,3 +332,18 @@ def test_each_chain_that_stands_still_is_reported_once(chain_method):
         warnings.simplefilter("always")
         run(kernel, num_chains=3, chain_method=chain_method)
     assert len([w for w in caught if "in a row" in str(w.message)]) == 3
+
+
+def test_chains_that_stand_still_under_a_map_of_the_users_own():
+    """Three chains at each of two step sizes, one of them absurd."""
+
+    def make(h):
+        return SGHMC(good, step_size=lambda i: h, batch_size=4, steps_per_sample=200)
+
+    state = make(1e-3).init(random.split(random.key(0), 3), 0, None, (Y,), {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        refused = jax.vmap(lambda h: make(h).sample(state, (Y,), {}).refused)(jnp.array([1e-3, 1e30]))
+        jax.effects_barrier()
+    assert len([w for w in caught if "step size is 1e+30" in str(w.message)]) == 3
+    assert (refused[0] == 0).all() and (refused[1] > 100).all()

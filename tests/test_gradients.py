@@ -259,6 +259,23 @@ def test_trap_30_the_full_pass_is_asked_for_once_by_all_chains(owner):
             np.testing.assert_allclose(anchor.gradient["weights"], whole(anchor.z), rtol=1e-12)
 
 
+def test_svrg_under_a_map_of_the_users_own_over_chains_and_over_data():
+    """Everything traced: the full pass closes over data of an outer program, mapped or not."""
+    kernel = make(SVRG(update_every=2), steps_per_sample=3)
+    state = kernel.init(random.key(0), 0, Z, ARGS, {})
+    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    sample = lambda state, args: kernel.sample(state, args, {})  # noqa: E731
+    one = jax.jit(sample)(state, ARGS)
+    over_chains = jax.jit(jax.vmap(sample, (0, None)))(states, ARGS)
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), ARGS)
+    over_data = jax.jit(jax.vmap(sample))(states, both)
+    for several in (over_chains, over_data):
+        for k in range(2):
+            np.testing.assert_allclose(several.z["weights"][k], one.z["weights"], rtol=1e-6)
+            anchors = several.gradient_state.z["weights"][k], one.gradient_state.z["weights"]
+            np.testing.assert_allclose(*anchors, rtol=1e-6)
+
+
 def test_chains_agree_with_single_chains():
     kernel = make(SVRG(update_every=3), steps_per_sample=4)
     keys = random.split(random.key(0), 2)

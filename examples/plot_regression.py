@@ -1,0 +1,83 @@
+r"""
+Test error against passes: Bayesian linear regression
+=====================================================
+
+Does variance reduction bring stochastic gradient Langevin dynamics to a given test error in fewer passes through the
+data? SGLD with decreasing steps, SAGA-LD and SVRG-LD with two constant ones, minibatches of 10 rows: the experiment of
+Dubey et al. (2016), section 5.1 and figure 1, and next to it what variance reduction does at a constant step size.
+"""
+
+# %%
+# What comes out
+# --------------
+# **At a constant step size** (bottom) variance reduction does what it is made for. SAGA-LD and SVRG-LD have a small
+# part of SGLD's gradient variance, and where plain minibatches make the posterior much too wide, these leave it nearly
+# as it is. This is asserted. On kegg_undirected a few rows of great length rule the step size: minibatches are stable
+# there only at steps 50 times smaller than the curvature allows. At larger steps SAGA-LD is far noisier than SGLD.
+#
+# **The test error** is another matter (top). The paper reports that SAGA-LD converges much faster on all of its data,
+# in many cases within one pass. That does not come back in general: with the same effort in tuning, the decreasing
+# steps of SGLD come down as fast or faster at first, as the table of SAGA-LD still holds gradients from the start, and
+# SAGA-LD needs about half of the run until it has SGLD's final error on concrete and airfoil. On concrete its own final
+# error is lower by about two standard errors, on airfoil by one. On parkinsons and bike it needs 6 of 10 and 2.5 of 5
+# passes, where SGLD's own curve has first been at its final error after 9 and 4; on kegg_undirected it does not get
+# there. SVRG-LD, which pays for its passes, ends higher or level. All numbers are printed and stand in metrics.json;
+# nothing is asserted of them.
+#
+# The protocol
+# ------------
+# It is the paper's where the paper tells: :math:`y_i \sim N(w' x_i, 1)`, a standard normal prior, columns and y
+# standardised, five splits into 70 % training, 10 % validation and 20 % test rows, the same start and the same
+# minibatches for all samplers. The samplers see the same noise as well. The start, which the paper does not tell, is a
+# draw from the prior. SGLD's steps are :math:`a (b + t)^{-\gamma}`; SAGA-LD and SVRG-LD have two constant phases. Each
+# sampler has 28 candidates, the same seven first step sizes with four ways to go on from each, of which the one that
+# ends with the smallest error on the validation part of the split is taken. The error is that of single draws,
+# averaged over the last tenth of the run. Test rows are looked at once, at the end.
+#
+# The table of SAGA-LD is filled on the way, as in the paper: rows not yet seen stand at the mean of those seen. (The
+# paper reweights, which would be biased.) SVRG-LD needs a pass over the data for each new anchor and two gradients of
+# each row of a minibatch, and its curve begins after its first pass.
+#
+# At the constant step 200 chains start in the posterior, which is known in closed form. The step is a tenth of the
+# largest at which minibatches are stable, and the same for all. The relative error of the posterior variance is the
+# mean of (z - mean)' C^-1 (z - mean) / d, less one.
+
+from gallery import save
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from passes import Task, arguments, check, curvature, draw, metrics, report, study
+
+# passes of the x axes of the paper's figure 1, where it has the set
+BUDGETS = {"concrete": 3.0, "airfoil": 5.0, "parkinsons": 10.0, "bike": 5.0, "kegg_undirected": 3.0}
+
+
+def model(X, y):
+    w = numpyro.sample("w", dist.Normal().expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(X)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1.0), obs=y[rows])
+
+
+def squared_error(eta, y):
+    return (y - eta) ** 2
+
+
+def posterior(X, y, rng_key):
+    """In closed form."""
+    del rng_key
+    covariance = np.linalg.inv(curvature(TASK, X, np.zeros(X.shape[1])))
+    return covariance @ (X.astype(float).T @ y), covariance, True
+
+
+TASK = Task(model, squared_error, "test MSE", np.ones_like, posterior, labels=False, budgets=BUDGETS)
+
+
+def main(args):
+    results = study(TASK, args)
+    report(results, TASK.score)
+    save(args, "regression", draw(results, TASK.score), metrics(results, args))
+    check(results)
+
+
+if __name__ == "__main__":
+    main(arguments(__doc__, BUDGETS))
