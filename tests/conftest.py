@@ -12,3 +12,7 @@ def progress_bars_as_asked(monkeypatch):
     """NumPyro hides progress bars, and with them its loop in Python, where these are set."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
+# programs of their own, which ``--doctest-modules`` would import
+collect_ignore = ["benchmarks", "mutations.py", "gallery.py"]
