@@ -1,5 +1,7 @@
 """The work of a step, counted by the compiler: no clock, no luck."""
 
+import functools
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -46,6 +48,7 @@ def work(fn, *args):
     return analysis["flops"], analysis["bytes accessed"]
 
 
+@functools.cache
 def step(kernel_class, N=10_000, **options):
     kernel = kernel_class(model, step_size=H, batch_size=B, **options)
     return work(lambda state, X, y: kernel.sample(state, (X, y), {}), start(kernel, N), *data(N))

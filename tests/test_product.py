@@ -42,6 +42,7 @@ Y = (RNG.random(N) < 0.5).astype(float)
 ARGS = X[:, 1:], Y
 START = {"a": np.array(0.3), "w": np.array([-0.5, 1.2])}
 CENTER = {"a": np.array(0.1), "w": np.array([0.2, -0.4])}
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 NOISES = RNG.normal(size=(3, 3))
 MOMENTUM = np.array([0.4, -1.1, 0.6])
 THERMOSTATS = np.array([1.2, 0.7, -0.1])
@@ -122,7 +123,8 @@ def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
         )
         supply = itertools.cycle(NOISES[: sum(letter in "NOE" for letter in word)])
         monkeypatch.setattr(trees, "normal_like", lambda key, tree: dictionary(next(supply)))
-        moved = jax.jit(lambda state: kernel.sample(state, ARGS, {}))(state)
+        # six steps of a toy: what takes time is the compiler
+        moved = jax.jit(lambda state: kernel.sample(state, ARGS, {}), compiler_options=QUICKLY)(state)
 
     constants = {"D": D, "mass": mass, "common": kernel_class is SGNHT}
     z, p, xi = written_out.run(estimator, word, steps, batches[1:], NOISES, vector(START), p, xi, carried, **constants)
