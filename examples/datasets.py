@@ -1,6 +1,5 @@
 """Real data for the programs of the gallery: found by name, split, standardised by their training part."""
 
-import hashlib
 import os
 from pathlib import Path
 import sys
@@ -102,19 +101,16 @@ def find(name, folder=None):
 
 
 def read(name, folder=None):
-    """The arrays of ``name``.npz, and whether the archive is the one our figures were made with (None: not known)."""
-    path = find(name, folder)
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    known = SOURCES.get(name, ("", None))[1]
-    return arrays, None if known is None else hashlib.sha256(path.read_bytes()).hexdigest() == known
+    """The arrays of ``name``.npz."""
+    with np.load(find(name, folder)) as archive:
+        return dict(archive)
 
 
 def parts(name, folder=None):
     """
     ``(X, y, X_test, y_test)``, the last two None without a canonical split; columns that tell the target left out.
     """
-    arrays, _ = read(name, folder)
+    arrays = read(name, folder)
     if {"X_train", "y_train", "X_test", "y_test"} <= arrays.keys():
         X, y, X_test, y_test = (arrays[key] for key in ("X_train", "y_train", "X_test", "y_test"))
     elif {"X", "y"} <= arrays.keys():
@@ -166,7 +162,7 @@ def folds(name, folder=None, *, number=5, seed=0, shares=(0.7, 0.1, 0.2), labels
             train, valid = np.split(order, [int(len(X) * shares[0] / (shares[0] + shares[1]))])
             test = X_test, y_test
         scaled = standardiser(X[train])
-        target = (lambda y: y) if labels else standardiser(y[train][:, None])
+        target = None if labels else standardiser(y[train][:, None])
         yield Split(
             *(
                 array

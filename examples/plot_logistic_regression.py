@@ -380,8 +380,7 @@ def main(args):
         found = {name: compare(name, args) for name in names}
     for name in names:
         report(name, found[name])
-    settings = {key: str(value) if key == "out" else value for key, value in vars(args).items()}
-    save(args, "logistic_regression", draw(found), {"settings": settings, **found})
+    save(args, "logistic_regression", draw(found), {"settings": vars(args), **found})
     for name in names:
         check(name, found[name])
 
