@@ -74,7 +74,7 @@ def passes(bias, error):
 
 
 KERNELS = [
-    SGLD(regression, step_size=2e-5, batch_size=100, steps_per_sample=200),
+    SGLD(regression, step_size=2e-5, batch_size=100, steps_per_sample=100),
     SGHMC(regression, step_size=2e-3, friction=25.0, batch_size=100, steps_per_sample=75),
     SGHMC(regression, step_size=2e-3, friction=25.0, batch_size=100, steps_per_sample=75, integrator="BAOAB"),
     SGHMC(regression, step_size=4e-3, friction=25.0, steps_per_sample=38),
