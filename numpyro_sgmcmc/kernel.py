@@ -243,8 +243,11 @@ def _next_key(rng_key):
 
 
 def _raw(rng_key):
-    """Typed keys of the default kind as their data: NumPyro cannot collect a typed key as an extra field."""
+    """
+    Typed keys of the usual kind as their data: NumPyro cannot collect a typed key as an extra field. Data of another
+    kind would be taken for that of the default, and those of ``rbg``, four numbers, for several keys.
+    """
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        if random.key_impl(rng_key) == random.key_impl(random.key(0)):
+        if random.key_impl(rng_key) == random.key_impl(random.key(0)) == "threefry2x32":
             return random.key_data(rng_key)
     return rng_key

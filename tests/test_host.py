@@ -107,6 +107,15 @@ def test_raw_and_typed_keys_mean_the_same():
     assert_same(draws(mcmc), draws(run("sequential", 1)))
 
 
+@pytest.mark.parametrize("chains", [1, 2])
+def test_a_default_of_other_random_bits(chains):
+    """The data of such a key are four numbers, which would be taken for a batch of keys."""
+    with jax.default_prng_impl("rbg"):
+        mcmc = make(thermostat(), num_chains=chains, chain_method="vectorized")
+        mcmc.run(random.key(1), models.ROWS)
+        assert mcmc.get_samples(group_by_chain=True)["mu"].shape[:2] == (chains, SAMPLES)
+
+
 def test_thinning_keeps_every_second_draw_of_the_same_chain():
     thinned = make(thermostat(), thinning=2)
     thinned.run(random.key(1), models.ROWS, extra_fields=EXTRA)
