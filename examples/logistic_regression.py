@@ -16,9 +16,12 @@ where the archive holds ``X`` and ``y``, or ``X_train, y_train, X_test, y_test``
 
 import argparse
 import json
+import os
 from pathlib import Path
 import time
 from typing import NamedTuple
+
+os.environ.setdefault("JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS", "1")  # before JAX is imported: no copies of the data
 
 import arviz as az
 import datasets

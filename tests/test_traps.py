@@ -10,7 +10,11 @@ from dataclasses import dataclass
 import functools
 import inspect
 import logging
+import os
+import pathlib
 import pickle
+import subprocess
+import sys
 from typing import ClassVar
 
 import arviz as az
@@ -29,7 +33,7 @@ from numpyro.infer.util import potential_energy
 from numpyro.primitives import mutable
 import pytest
 
-from numpyro_sgmcmc import SGHMC, SGLD, SGMCMC, Polynomial, SGMCMCState, WithReplacement
+from numpyro_sgmcmc import SAGA, SGHMC, SGLD, SGMCMC, SVRG, Polynomial, SGMCMCState, WithReplacement
 
 ARGS = (jnp.asarray(models.ROWS),)
 
@@ -384,7 +388,7 @@ def test_trap_27_state_that_is_copied_at_every_iteration():
 
 
 def test_trap_31_data_as_constants_of_the_program():
-    """As arguments, which `jit_model_args=True` makes them, they leave no copy in the program."""
+    """As arguments, which `jit_model_args=True` makes them, they are no part of the program."""
     sampler = kernel()
     state = start(sampler)
     step = jax.jit(lambda state, x: sampler.sample(state, (x,), {}))
@@ -392,6 +396,21 @@ def test_trap_31_data_as_constants_of_the_program():
     assert abs(len(programs[1]) - len(programs[0])) < 1_000
     as_constants = run(sampler).get_samples()["mu"]
     np.testing.assert_allclose(run(sampler, jit_model_args=True).get_samples()["mu"], as_constants, rtol=1e-5)
+
+
+def draws_by_several():
+    samplers = kernel(), kernel(gradient=SVRG()), kernel(gradient=SAGA())
+    return [np.asarray(run(s, progress_bar=bar).get_samples()["mu"]) for s in samplers for bar in (False, True)]
+
+
+def test_trap_31_data_as_arguments_by_the_environment(tmp_path):
+    """What the README recommends; JAX reads the variable while it is imported."""
+    path, here = tmp_path / "draws.npy", pathlib.Path(__file__).parent
+    program = f"import conftest, numpy, test_traps; numpy.save({str(path)!r}, test_traps.draws_by_several())"
+    search = os.pathsep.join([str(here), str(here.parent)])
+    environment = os.environ | {"PYTHONPATH": search, "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    np.testing.assert_allclose(np.load(path), draws_by_several(), rtol=1e-5)
 
 
 def sized(x, size):

@@ -2,12 +2,15 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 import statistics
 import subprocess
 import sys
 import time
 from typing import NamedTuple
+
+os.environ.setdefault("JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS", "1")  # as in the README's example
 
 import jax
 from jax import lax, random
@@ -113,8 +116,8 @@ def in_transitions(step, carry, steps, every=100):
     return lax.scan(transition, carry, None, length=steps // every)
 
 
-def hand_written_sgld(X, y, rows, B, steps):
-    """The limit: stochastic gradient Langevin dynamics in a scan, with no library around it."""
+def hand_written_sgld(X, y, rows, B, steps, chains=None):
+    """The limit: stochastic gradient Langevin dynamics in a scan, with no library around it; chains by ``vmap``."""
     N, d = X.shape
 
     @jax.jit
@@ -130,7 +133,9 @@ def hand_written_sgld(X, y, rows, B, steps):
 
             return w - H * jax.grad(energy)(w) + jnp.sqrt(2 * H) * random.normal(key_noise, (d,)), key
 
-        return in_transitions(step, (jnp.zeros(d), key), steps)
+        if chains is None:
+            return in_transitions(step, (jnp.zeros(d), key), steps)
+        return in_transitions(jax.vmap(step), (jnp.zeros((chains, d)), random.split(key, chains)), steps)
 
     return lambda: loop(random.key(1), X, y)
 
@@ -151,10 +156,10 @@ def stepping(kernel, args, chains=None, start=None):
 # -- the programs --------------------------------------------------------------------------------------------------
 
 
-def in_its_own_process(program, *cell):
+def in_its_own_process(program, *cell, **environment):
     """What ``program --one`` prints for a cell, as JSON."""
     command = [sys.executable, program, "--one", json.dumps(cell)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     if done.returncode:
         raise RuntimeError(f"{program} fails at {cell}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,19 @@
 """Cost of a step by row scheme, estimator, sampler and number of chains, in a loop compiled once."""
 
-from bench import H, arguments, logistic, ratio, save, seconds, side_by_side, simulated, stepping, table
+from bench import (
+    H,
+    arguments,
+    hand_written_sgld,
+    logistic,
+    random_rows,
+    ratio,
+    save,
+    seconds,
+    side_by_side,
+    simulated,
+    stepping,
+    table,
+)
 import jax
 import jax.numpy as jnp
 
@@ -91,6 +104,9 @@ def main(args):
     N, steps = (10**4, 100) if args.fast else (10**5, 2_000)
     data = simulated(N, D)
     text += f"## Scaling of chains\n\nSteps of all vectorized chains together, N = {N:.0e}, B = {B}, d = {D}.\n\n"
+    by_hand = {str(c): hand_written_sgld(*data, random_rows(N, B), B, steps, None if c == 1 else c) for c in CHAINS}
+    numbers["chains, by hand"] = compare(by_hand, repeats, steps)
+    text += as_table("SGLD by hand, random rows: chains", numbers["chains, by hand"]) + "\n"
     for name, (kernel, options) in {
         "SGLD": (SGLD, {}),
         "SGHMC": (SGHMC, {}),

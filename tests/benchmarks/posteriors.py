@@ -41,8 +41,12 @@ def simulated():
 POSTERIORS = {"a9a": a9a, "simulated": simulated}
 
 
-def model(X, y, prior_sd, subsample_size=None):
-    w = numpyro.sample("w", dist.Normal(0, prior_sd).expand([X.shape[1]]).to_event(1))
+def model(X, y, prior_sd, subsample_size=None, axes=None):
+    """
+    :param axes: orthonormal columns, along which the components "v" of w are sampled in place of w itself.
+    """
+    prior = dist.Normal(0, prior_sd).expand([X.shape[1]]).to_event(1)
+    w = numpyro.sample("w", prior) if axes is None else axes @ numpyro.sample("v", prior)
     with numpyro.plate("N", X.shape[0], subsample_size=subsample_size) as rows:
         # all rows are not indexed, as NUTS would copy them at every gradient
         batch = (X, y) if len(rows) == len(X) else (X[rows], y[rows])

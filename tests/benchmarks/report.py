@@ -36,9 +36,7 @@ def main(args):
         subprocess.run(command, check=True, stderr=None if args.verbose else subprocess.DEVNULL)
     if args.fast:
         return
-    pages = [
-        (args.out / f"{program}.md").read_text() for program in PROGRAMS + ALSO if (args.out / f"{program}.md").exists()
-    ]
+    pages = [path.read_text() for program in PROGRAMS + ALSO for path in sorted(args.out.glob(f"{program}*.md"))]
     head = (
         "# Benchmarks\n\n"
         f"Written by `make bench` on {datetime.date.today()}: {machine()}\n\n"
