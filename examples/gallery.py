@@ -4,10 +4,12 @@ import argparse
 import json
 from pathlib import Path
 import sys
+import time
 
 import matplotlib
 
 matplotlib.use("Agg")
+BEGAN = time.perf_counter()
 
 
 def parser(description, **size):
@@ -39,9 +41,10 @@ def parsed(arguments, **size):
 
 
 def save(args, name, figure, metrics):
-    """``name``.png and ``metrics.json`` in ``--out``."""
+    """``name``.png and ``metrics.json`` in ``--out``, with the arguments and the seconds since the start."""
     args.out.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out / f"{name}.png", dpi=120)
     plain = lambda x: str(x) if isinstance(x, Path) else float(x)  # noqa: E731
+    metrics = {"settings": vars(args), "seconds": time.perf_counter() - BEGAN, **metrics}
     (args.out / "metrics.json").write_text(json.dumps(metrics, indent=2, default=plain) + "\n")
     print(f"The picture is {args.out / name}.png, the numbers are in {args.out / 'metrics.json'}.")

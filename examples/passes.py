@@ -393,9 +393,9 @@ def study(task, args):
     return found
 
 
-def metrics(results, args):
+def metrics(results):
     numbers = {name: {key: value for key, value in r.items() if key != "curves"} for name, r in results.items()}
-    return {"settings": {key: value for key, value in vars(args).items() if key != "out"}, "data": numbers}
+    return {"data": numbers}
 
 
 def report(results, score):

@@ -89,7 +89,7 @@ TASK = Task(model, minus_log_likelihood, "- test log-likelihood", variance, post
 def main(args):
     results = study(TASK, args)
     report(results, TASK.score)
-    save(args, "classification", draw(results, TASK.score), metrics(results, args))
+    save(args, "classification", draw(results, TASK.score), metrics(results))
     check(results)
 
 

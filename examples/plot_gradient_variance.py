@@ -30,7 +30,6 @@ pass over the data that is not counted here.
 
 from functools import partial
 from pathlib import Path
-import time
 
 import datasets
 from gallery import parsed, parser, save
@@ -231,13 +230,10 @@ def main(args):
     if not args.data and not args.fast and len(found) < len(KNOWN):
         print("\n".join(f"{name}.npz, where not at hand: {datasets.SOURCES[name][0]}" for name in KNOWN))
     chosen = args.data or found[: 1 if args.fast else None] or ["simulated"]
-    begun = time.monotonic()
     results = {name: along_the_way(name, args) for name in tqdm(chosen, desc="data")}
     table = {name: ratios(found) for name, found in results.items()}
     report(table)
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    numbers = {"settings": settings, "seconds": time.monotonic() - begun}
-    numbers["pass: variance of plain / estimator, standard error"] = table
+    numbers = {"pass: variance of plain / estimator, standard error": table}
     save(args, "gradient_variance", draw(results, args.step_sizes), numbers)
     check(table)
 

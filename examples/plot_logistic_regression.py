@@ -380,7 +380,7 @@ def main(args):
         found = {name: compare(name, args) for name in names}
     for name in names:
         report(name, found[name])
-    save(args, "logistic_regression", draw(found), {"settings": vars(args), **found})
+    save(args, "logistic_regression", draw(found), {"data": found})
     for name in names:
         check(name, found[name])
 

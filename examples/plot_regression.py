@@ -75,7 +75,7 @@ TASK = Task(model, squared_error, "test MSE", np.ones_like, posterior, labels=Fa
 def main(args):
     results = study(TASK, args)
     report(results, TASK.score)
-    save(args, "regression", draw(results, TASK.score), metrics(results, args))
+    save(args, "regression", draw(results, TASK.score), metrics(results))
     check(results)
 
 
