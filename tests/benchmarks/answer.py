@@ -24,8 +24,7 @@ PATIENCE = 50  # looks at SVI without a gain of a hundredth
 
 
 def mode_of(posterior, batch_size=1000):
-    args = posterior.X, posterior.y, posterior.prior_sd
-    return find_mode(model, random.key(0), *args, batch_size=batch_size, num_steps=5000, progress_bar=False)
+    return find_mode(model, random.key(0), *data(posterior), batch_size=batch_size, num_steps=5000, progress_bar=False)
 
 
 def moments(chunks):
@@ -44,15 +43,25 @@ def through_mcmc(mcmc, run, weights=lambda samples: samples["w"]):
         yield moments(chunks)
 
 
-def sghmc(posterior):
-    """
-    Along the axes of the curvature at the mode, with masses that make the posterior about one unit wide along each. A
-    friction of 1 suits that, and a step size by which an epoch takes one unit of time, as the README advises.
-    """
-    center = mode_of(posterior)
-    mass, axes = np.linalg.eigh(np.asarray(curvature(center["w"], posterior), float))
+def along_axes(posterior):
+    """The mode, and axes and masses of the curvature there: the posterior is about one unit wide along each."""
+    mode = mode_of(posterior)
+    mass, axes = np.linalg.eigh(np.asarray(curvature(mode["w"], posterior), float))
     axes = jnp.asarray(axes, posterior.X.dtype)
-    center = {"v": axes.T @ center["w"]}
+    return {"v": axes.T @ mode["w"]}, axes, 1 / mass
+
+
+def by_axes(axes):
+    return lambda samples: samples["v"] @ axes.T
+
+
+def data(posterior):
+    return posterior.X, posterior.y, posterior.prior_sd
+
+
+def sghmc(posterior):
+    """A friction of 1 suits one unit of width, and a step size by which an epoch takes one unit of time."""
+    center, axes, inverse_mass = along_axes(posterior)
     epoch = len(posterior.X) // BATCH
     kernel = SGHMC(
         partial(model, axes=axes),
@@ -61,32 +70,38 @@ def sghmc(posterior):
         batch_size=BATCH,
         steps_per_sample=2 * epoch,
         gradient=ControlVariate(center),
-        inverse_mass_matrix={"v": 1 / mass},
+        inverse_mass_matrix={"v": inverse_mass},
     )
     mcmc = MCMC(kernel, num_warmup=20, num_samples=50)
-    args = posterior.X, posterior.y, posterior.prior_sd
-    run = lambda mcmc, key: mcmc.run(key, *args, init_params=center)  # noqa: E731
-    yield from through_mcmc(mcmc, run, lambda samples: samples["v"] @ axes.T)
+    run = lambda mcmc, key: mcmc.run(key, *data(posterior), init_params=center)  # noqa: E731
+    yield from through_mcmc(mcmc, run, by_axes(axes))
 
 
 def nuts(posterior, **options):
     mcmc = MCMC(NUTS(model, **options), num_warmup=500, num_samples=50)
-    args = posterior.X, posterior.y, posterior.prior_sd
-    yield from through_mcmc(mcmc, lambda mcmc, key: mcmc.run(key, *args))
+    yield from through_mcmc(mcmc, lambda mcmc, key: mcmc.run(key, *data(posterior)))
+
+
+def nuts_along_axes(posterior):
+    center, axes, inverse_mass = along_axes(posterior)
+    options = {"inverse_mass_matrix": {("v",): inverse_mass}, "adapt_mass_matrix": False}
+    mcmc = MCMC(NUTS(partial(model, axes=axes), **options), num_warmup=50, num_samples=20)
+    run = lambda mcmc, key: mcmc.run(key, *data(posterior), init_params=center)  # noqa: E731
+    yield from through_mcmc(mcmc, run, by_axes(axes))
 
 
 def hmcecs(posterior):
-    center = mode_of(posterior)
-    kernel = HMCECS(NUTS(model), num_blocks=10, proxy=HMCECS.taylor_proxy(center))
-    mcmc = MCMC(kernel, num_warmup=500, num_samples=50)
-    args = posterior.X, posterior.y, posterior.prior_sd
-    run = lambda mcmc, key: mcmc.run(key, *args, subsample_size=1000, init_params=center)  # noqa: E731
-    yield from through_mcmc(mcmc, run)
+    center, axes, inverse_mass = along_axes(posterior)
+    options = {"inverse_mass_matrix": {("v",): inverse_mass}, "adapt_mass_matrix": False}
+    kernel = HMCECS(NUTS(partial(model, axes=axes), **options), num_blocks=10, proxy=HMCECS.taylor_proxy(center))
+    mcmc = MCMC(kernel, num_warmup=50, num_samples=20)
+    run = lambda mcmc, key: mcmc.run(key, *data(posterior), subsample_size=BATCH, init_params=center)  # noqa: E731
+    yield from through_mcmc(mcmc, run, by_axes(axes))
 
 
 def svi(posterior, guide_class):
     guide = guide_class(model)
-    args = posterior.X, posterior.y, posterior.prior_sd
+    args = data(posterior)
     fit = SVI(model, guide, numpyro.optim.Adam(lambda i: 1e-2 / (1 + i / 2000)), Trace_ELBO(), subsample_size=1000)
     state = fit.init(random.key(0), *args)
 
@@ -105,7 +120,8 @@ SAMPLERS = {
     "SGHMC, control variate": sghmc,
     "NUTS": nuts,
     "NUTS, dense_mass=True": lambda posterior: nuts(posterior, dense_mass=True),
-    "HMCECS, Taylor proxy": hmcecs,
+    "NUTS along our axes": nuts_along_axes,
+    "HMCECS along our axes, Taylor proxy": hmcecs,
     "SVI, AutoDiagonalNormal": lambda posterior: svi(posterior, AutoDiagonalNormal),
     "SVI, AutoLowRankMultivariateNormal": lambda posterior: svi(posterior, AutoLowRankMultivariateNormal),
 }
@@ -147,7 +163,8 @@ def row(label, found):
 def main(args):
     truths = json.loads(PATH.read_text())
     for name in args.posteriors:
-        posterior, numbers = POSTERIORS[name](), {}
+        posterior, kept = POSTERIORS[name](), args.out / f"answer_{name}.json"
+        numbers = json.loads(kept.read_text()) if args.only and kept.exists() else {}
         for label, sampler in SAMPLERS.items():
             if args.only not in label:
                 continue
@@ -171,5 +188,5 @@ def main(args):
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--posteriors", nargs="+", default=list(POSTERIORS))
-    parser.add_argument("--only", default="", metavar="TEXT", help="samplers whose name contains it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="samplers whose name contains it, the others kept")
     main(parser.parse_args())

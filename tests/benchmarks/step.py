@@ -78,20 +78,6 @@ def blackjax_scan(X, y, B, steps):
     return lambda: loop(start, X, y)
 
 
-def blackjax_python(X, y, B, steps):
-    """As its documentation has it: a jitted step in a Python loop."""
-    step, start = blackjax_step(X, y, B)
-    step = jax.jit(step)
-
-    def fn():
-        carry = start
-        for _ in range(steps):
-            carry = step(carry, X, y)
-        return carry
-
-    return fn
-
-
 def cell(N, B, d, repeats):
     X, y = simulated(N, d)
     trial = hand_written_sgld(X, y, random_rows(N, B), B, 1000)
@@ -127,37 +113,12 @@ def cell(N, B, d, repeats):
     }
 
 
-def hosts(N, B, d, repeats, steps=10_000):
-    """The same steps, by the loop that carries them."""
-    X, y = simulated(N, d)
-    cells = {
-        "hand-written scan": hand_written_sgld(X, y, random_rows(N, B), B, steps),
-        "BlackJAX in a hand-written scan": blackjax_scan(X, y, B, steps),
-        "MCMC, 100 steps a transition, no bar": through_mcmc(X, y, B, steps, WithReplacement()),
-        "MCMC, 100 steps a transition, bar": through_mcmc(X, y, B, steps, WithReplacement(), bar=True),
-        "MCMC, 1 step a transition, no bar": through_mcmc(X, y, B, steps, WithReplacement(), every=1),
-        "MCMC, 1 step a transition, bar": through_mcmc(X, y, B, steps, WithReplacement(), bar=True, every=1),
-        "BlackJAX in its documented Python loop": blackjax_python(X, y, B, steps),
-    }
-    laps = side_by_side(cells, repeats)
-    return [
-        {
-            "loop": name,
-            "us": seconds(laps, name) / steps * 1e6,
-            "ratio": ratio(laps, name, "hand-written scan"),
-            "compile": compiling(laps, name),
-        }
-        for name in cells
-    ]
-
-
 def main(args):
     sizes = [(10**4,), (10,), (10,)] if args.fast else [(10**4, 10**5, 10**6, 10**7), (10, 100, 1000), (10, 50, 1000)]
     grid = [(N, B, d) for N, B, d in itertools.product(*sizes) if N * d <= LARGEST]
     repeats = 1 if args.fast else args.repeats
     # each in a process of its own: NumPyro keeps the last eight runs, and their data, alive
     cells = [in_its_own_process(__file__, *size, repeats) for size in tqdm(grid, desc="N, B, d")]
-    loops = hosts(10**5, 100, 50, repeats, 1000 if args.fast else 10_000)
     names = ("random", "reshuffled", "contiguous", "random / blackjax", "contiguous / blackjax")
     text = (
         "## Cost of a step\n\n"
@@ -175,13 +136,8 @@ def main(args):
                 for c in cells
             ],
         )
-        + "\nThe loop around the steps (N = 1e5, B = 100, d = 50, random rows):\n\n"
-        + table(
-            ["loop", "µs a step", "ratio", "compile, s"],
-            [[c["loop"], f"{c['us']:.1f}", f"{c['ratio']:.2f}", f"{c['compile']:.1f}"] for c in loops],
-        )
     )
-    save(args, "step", text, {"grid": cells, "loops": loops})
+    save(args, "step", text, cells)
 
 
 if __name__ == "__main__":
