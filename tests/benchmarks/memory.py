@@ -79,22 +79,26 @@ def one(N, d, chains=4, bar=True, jit=False, contiguous=False, gradient=None):
     return {"before": before, "beyond": resident("VmHWM") - before, "data": X.nbytes + y.nbytes}
 
 
+def shown(found, N, d, gradient):
+    text = f"{found['beyond'] / 2**20:.0f} MiB ({found['beyond'] / found['data']:.2f})"
+    return f"{text}, table {TABLE[gradient](N, d) / 2**20:.0f} MiB" if gradient in TABLE else text
+
+
 def main(args):
     d, sizes = 20, (10**4,) if args.fast else (10**5, 10**6, 10**7)
     ways = dict(list(WAYS.items())[:2]) if args.fast else WAYS
-    rows, numbers = [], {}
-    for name, options in tqdm(ways.items(), desc="ways"):
-        cells = []
+    kept = args.out / "memory.json"
+    numbers = json.loads(kept.read_text()) if args.only and kept.exists() else {}
+    for name, options in tqdm([way for way in ways.items() if args.only in way[0]], desc="ways"):
+        options = dict(options)
+        environment = {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "0" if options.pop("constants", False) else "1"}
         for N in sizes:
-            options = dict(options)
-            environment = {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "0" if options.pop("constants", False) else "1"}
-            found = in_its_own_process(__file__, N, d, options, **environment)
-            numbers[f"{name}, N = {N:.0e}"] = found
-            shown = f"{found['beyond'] / 2**20:.0f} MiB ({found['beyond'] / found['data']:.2f})"
-            if options.get("gradient") in TABLE:
-                shown += f", table {TABLE[options['gradient']](N, d) / 2**20:.0f} MiB"
-            cells.append(shown)
-        rows.append([name, *cells])
+            numbers[f"{name}, N = {N:.0e}"] = in_its_own_process(__file__, N, d, options, **environment)
+    rows = [
+        [name, *(shown(numbers[f"{name}, N = {N:.0e}"], N, d, options.get("gradient")) for N in sizes)]
+        for name, options in ways.items()
+        if f"{name}, N = {sizes[0]:.0e}" in numbers
+    ]
     text = (
         "## Memory\n\n"
         f"Peak resident memory of a run beyond what the process held before it, d = {d}, B = 1000; in brackets over "
@@ -108,6 +112,7 @@ def main(args):
 
 if __name__ == "__main__":
     parser = arguments(__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name contains it, the others kept")
     parser.add_argument("--one", metavar="JSON", help="a single measurement: [N, d, options]")
     arguments_ = parser.parse_args()
     if arguments_.one:

@@ -30,7 +30,7 @@ def machine():
 
 
 def main(args):
-    for program in args.programs:
+    for program in () if args.page else args.programs:
         command = [sys.executable, HERE / f"{program}.py", "--out", args.out, *(["--fast"] if args.fast else [])]
         # bars on, as they are for a user, but not on this screen
         subprocess.run(command, check=True, stderr=None if args.verbose else subprocess.DEVNULL)
@@ -50,6 +50,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", default=PROGRAMS)
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page of what was found before")
     parser.add_argument("--verbose", action="store_true", help="show progress bars and warnings")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"))
     main(parser.parse_args())
