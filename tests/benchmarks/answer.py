@@ -23,10 +23,6 @@ BATCH = 1000
 PATIENCE = 50  # looks at SVI without a gain of a hundredth
 
 
-def mode_of(posterior, batch_size=1000):
-    return find_mode(model, random.key(0), *data(posterior), batch_size=batch_size, num_steps=5000, progress_bar=False)
-
-
 def moments(chunks):
     draws = np.concatenate(chunks)
     return draws.mean(0), draws.std(0, ddof=1)
@@ -45,7 +41,8 @@ def through_mcmc(mcmc, run, weights=lambda samples: samples["w"]):
 
 def along_axes(posterior):
     """The mode, and axes and masses of the curvature there: the posterior is about one unit wide along each."""
-    mode = mode_of(posterior)
+    options = {"batch_size": BATCH, "num_steps": 5000, "progress_bar": False}
+    mode = find_mode(model, random.key(0), *data(posterior), **options)
     mass, axes = np.linalg.eigh(np.asarray(curvature(mode["w"], posterior), float))
     axes = jnp.asarray(axes, posterior.X.dtype)
     return {"v": axes.T @ mode["w"]}, axes, 1 / mass
