@@ -1,11 +1,7 @@
 """The host's contract: whatever NumPyro's MCMC offers works, and a given key means the same draws however it is run."""
 
 import functools
-import os
-import pathlib
 import pickle
-import subprocess
-import sys
 
 import jax
 from jax import random
@@ -13,6 +9,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 from numpyro.infer import MCMC, init_to_uniform, init_to_value
+from processes import in_a_fresh_process
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, Polynomial
@@ -304,9 +301,7 @@ def test_resume_in_a_fresh_process(tmp_path):
     whole, half = run("vectorized"), run("vectorized", num_samples=SAMPLES // 2)
     path = tmp_path / "mcmc.pickle"
     path.write_bytes(pickle.dumps(half))
-    here = pathlib.Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    subprocess.run([sys.executable, "-c", RESUME, str(path)], env=environment, check=True, timeout=120)
+    in_a_fresh_process(RESUME, str(path))
     samples, fields, last_state = pickle.loads(path.read_bytes())
     assert_same((samples, fields), jax.tree.map(lambda x: x[:, SAMPLES // 2 :], draws(whole)))
     assert_same(last_state, whole.last_state)

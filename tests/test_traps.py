@@ -10,11 +10,7 @@ from dataclasses import dataclass
 import functools
 import inspect
 import logging
-import os
-import pathlib
 import pickle
-import subprocess
-import sys
 from typing import ClassVar
 
 import arviz as az
@@ -31,6 +27,7 @@ from numpyro.infer import MCMC, Predictive, log_likelihood
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import mutable
+from processes import in_a_fresh_process
 import pytest
 
 from numpyro_sgmcmc import SAGA, SGHMC, SGLD, SGMCMC, SVRG, Polynomial, SGMCMCState, WithReplacement
@@ -405,11 +402,9 @@ def draws_by_several():
 
 def test_trap_31_data_as_arguments_by_the_environment(tmp_path):
     """What the README recommends; JAX reads the variable while it is imported."""
-    path, here = tmp_path / "draws.npy", pathlib.Path(__file__).parent
+    path = tmp_path / "draws.npy"
     program = f"import conftest, numpy, test_traps; numpy.save({str(path)!r}, test_traps.draws_by_several())"
-    search = os.pathsep.join([str(here), str(here.parent)])
-    environment = os.environ | {"PYTHONPATH": search, "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    in_a_fresh_process(program, JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1")
     np.testing.assert_allclose(np.load(path), draws_by_several(), rtol=1e-5)
 
 
