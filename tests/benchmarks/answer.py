@@ -20,6 +20,7 @@ from numpyro_sgmcmc import SGHMC, ControlVariate, find_mode
 SD, MEAN = 0.05, 0.1  # what is right: median over coordinates of the relative error of the sd, and of the mean in sds
 LIMIT = {"NUTS": 1200, "others": 400}  # seconds
 BATCH = 1000
+STEP_SIZE = 0.1  # of the width of the posterior: control variates leave so little noise that it need not be smaller
 PATIENCE = 50  # looks at SVI without a gain of a hundredth
 
 
@@ -39,61 +40,49 @@ def through_mcmc(mcmc, run, weights=lambda samples: samples["w"]):
         yield moments(chunks)
 
 
-def along_axes(posterior):
-    """The mode, and axes and masses of the curvature there: the posterior is about one unit wide along each."""
-    options = {"batch_size": BATCH, "num_steps": 5000, "progress_bar": False}
-    mode = find_mode(model, random.key(0), *data(posterior), **options)
-    mass, axes = np.linalg.eigh(np.asarray(curvature(mode["w"], posterior), float))
-    axes = jnp.asarray(axes, posterior.X.dtype)
-    return {"v": axes.T @ mode["w"]}, axes, 1 / mass
-
-
-def by_axes(axes):
-    return lambda samples: samples["v"] @ axes.T
-
-
 def data(posterior):
     return posterior.X, posterior.y, posterior.prior_sd
 
 
-def sghmc(posterior):
-    """A friction of 1 suits one unit of width, and a step size by which an epoch takes one unit of time."""
-    center, axes, inverse_mass = along_axes(posterior)
-    epoch = len(posterior.X) // BATCH
-    kernel = SGHMC(
-        partial(model, axes=axes),
-        step_size=1 / epoch,
+def through_numpyro(posterior, kernel, **size):
+    yield from through_mcmc(MCMC(kernel, **size), lambda mcmc, key: mcmc.run(key, *data(posterior)))
+
+
+def along_axes(posterior, kernel, *, num_warmup, num_samples, **options):
+    """
+    A kernel in coordinates in which the posterior is about one unit wide, from the mode on.
+
+    :param kernel: of the model, the mode and the inverse masses; ``options`` are those of the run.
+    """
+    found = find_mode(model, random.key(0), *data(posterior), batch_size=BATCH, num_steps=5000, progress_bar=False)
+    mass, axes = np.linalg.eigh(np.asarray(curvature(found["w"], posterior), float))
+    axes = jnp.asarray(axes, posterior.X.dtype)
+    mode = {"v": axes.T @ found["w"]}
+    mcmc = MCMC(kernel(partial(model, axes=axes), mode, 1 / mass), num_warmup=num_warmup, num_samples=num_samples)
+    run = lambda mcmc, key: mcmc.run(key, *data(posterior), init_params=mode, **options)  # noqa: E731
+    yield from through_mcmc(mcmc, run, lambda samples: samples["v"] @ axes.T)
+
+
+def sghmc(model, mode, inverse_mass):
+    """In these coordinates a friction of 1 suits, and draws two units of time apart are almost independent."""
+    return SGHMC(
+        model,
+        step_size=STEP_SIZE,
         friction=1.0,
         batch_size=BATCH,
-        steps_per_sample=2 * epoch,
-        gradient=ControlVariate(center),
+        steps_per_sample=round(2 / STEP_SIZE),
+        gradient=ControlVariate(mode),
         inverse_mass_matrix={"v": inverse_mass},
     )
-    mcmc = MCMC(kernel, num_warmup=20, num_samples=50)
-    run = lambda mcmc, key: mcmc.run(key, *data(posterior), init_params=center)  # noqa: E731
-    yield from through_mcmc(mcmc, run, by_axes(axes))
 
 
-def nuts(posterior, **options):
-    mcmc = MCMC(NUTS(model, **options), num_warmup=500, num_samples=50)
-    yield from through_mcmc(mcmc, lambda mcmc, key: mcmc.run(key, *data(posterior)))
+def nuts(model, mode, inverse_mass):
+    del mode
+    return NUTS(model, inverse_mass_matrix={("v",): inverse_mass}, adapt_mass_matrix=False)
 
 
-def nuts_along_axes(posterior):
-    center, axes, inverse_mass = along_axes(posterior)
-    options = {"inverse_mass_matrix": {("v",): inverse_mass}, "adapt_mass_matrix": False}
-    mcmc = MCMC(NUTS(partial(model, axes=axes), **options), num_warmup=50, num_samples=20)
-    run = lambda mcmc, key: mcmc.run(key, *data(posterior), init_params=center)  # noqa: E731
-    yield from through_mcmc(mcmc, run, by_axes(axes))
-
-
-def hmcecs(posterior):
-    center, axes, inverse_mass = along_axes(posterior)
-    options = {"inverse_mass_matrix": {("v",): inverse_mass}, "adapt_mass_matrix": False}
-    kernel = HMCECS(NUTS(partial(model, axes=axes), **options), num_blocks=10, proxy=HMCECS.taylor_proxy(center))
-    mcmc = MCMC(kernel, num_warmup=50, num_samples=20)
-    run = lambda mcmc, key: mcmc.run(key, *data(posterior), subsample_size=BATCH, init_params=center)  # noqa: E731
-    yield from through_mcmc(mcmc, run, by_axes(axes))
+def hmcecs(model, mode, inverse_mass):
+    return HMCECS(nuts(model, mode, inverse_mass), num_blocks=10, proxy=HMCECS.taylor_proxy(mode))
 
 
 def svi(posterior, guide_class):
@@ -113,12 +102,16 @@ def svi(posterior, guide_class):
         yield moments([np.asarray(draws, float)])
 
 
+FULL = {"num_warmup": 500, "num_samples": 50}  # for a kernel that has to find its masses
+SHORT = {"num_warmup": 50, "num_samples": 20}
 SAMPLERS = {
-    "SGHMC, control variate": sghmc,
-    "NUTS": nuts,
-    "NUTS, dense_mass=True": lambda posterior: nuts(posterior, dense_mass=True),
-    "NUTS along our axes": nuts_along_axes,
-    "HMCECS along our axes, Taylor proxy": hmcecs,
+    "SGHMC, control variate": lambda posterior: along_axes(posterior, sghmc, num_warmup=20, num_samples=50),
+    "NUTS": lambda posterior: through_numpyro(posterior, NUTS(model), **FULL),
+    "NUTS, dense_mass=True": lambda posterior: through_numpyro(posterior, NUTS(model, dense_mass=True), **FULL),
+    "NUTS along our axes": lambda posterior: along_axes(posterior, nuts, **SHORT),
+    "HMCECS along our axes, Taylor proxy": lambda posterior: along_axes(
+        posterior, hmcecs, **SHORT, subsample_size=BATCH
+    ),
     "SVI, AutoDiagonalNormal": lambda posterior: svi(posterior, AutoDiagonalNormal),
     "SVI, AutoLowRankMultivariateNormal": lambda posterior: svi(posterior, AutoLowRankMultivariateNormal),
 }

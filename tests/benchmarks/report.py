@@ -37,9 +37,10 @@ def main(args):
     if args.fast:
         return
     pages = [path.read_text() for program in PROGRAMS + ALSO for path in sorted(args.out.glob(f"{program}*.md"))]
+    how = "report.py --page" if args.page else "make bench"
     head = (
         "# Benchmarks\n\n"
-        f"Written by `make bench` on {datetime.date.today()}: {machine()}\n\n"
+        f"Written by `{how}` on {datetime.date.today()}: {machine()}\n\n"
         "Ratios are medians over rounds in which the competitors take turns, in one process. The programs are in "
         "[tests/benchmarks](../tests/benchmarks).\n\n"
     )
