@@ -116,6 +116,17 @@ class Reshuffled:
 class WithoutReplacement:
     """
     A fresh batch of distinct rows at every step, independent of the batches before.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> from numpyro_sgmcmc import WithoutReplacement
+        >>> rows = WithoutReplacement()(random.key(0), jnp.array(0), 12, 4)  # batch 0 of 4 rows out of 12
+        >>> len(set(rows.tolist()))
+        4
     """
 
     independent: ClassVar[bool] = True
@@ -130,6 +141,17 @@ class WithoutReplacement:
 class WithReplacement:
     """
     Rows drawn independently of each other; a row may come twice in a batch.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> from numpyro_sgmcmc import WithReplacement
+        >>> rows = WithReplacement()(random.key(0), jnp.array(0), 12, 4)  # batch 0 of 4 rows out of 12
+        >>> bool((rows >= 0).all() & (rows < 12).all())
+        True
     """
 
     independent: ClassVar[bool] = True

@@ -20,7 +20,14 @@ class Minibatch(GradientEstimator):
     The plain estimator
     :math:`\nabla\tilde U(z) = -\nabla\log p(z) - \frac{N}{n}\sum_{i \in S}\nabla\log p(x_i \mid z)`.
 
-    Variance O(N^2 / n) per coordinate; no state.
+    Variance O(N^2 / n) per coordinate; no state. It is the default of the kernels.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Minibatch, SGLD
+        >>> kernel = SGLD(lambda: None, step_size=1e-4, gradient=Minibatch())
     """
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[()]:

@@ -25,6 +25,16 @@ class Splitting:
 
     :param str word: e.g. ``"ABOBA"``. See the flows of the dynamics for the letters.
     :param str moves: the letters that change the position.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Splitting
+        >>> from numpyro_sgmcmc.sghmc import Underdamped
+        >>> Splitting("BAOAB").gradients_per_step  # that of the last kick serves the first of the next step
+        1
+        >>> Splitting("ABOBA").check(Underdamped(noise=1.0))  # a word that does not fit is an error
     """
 
     word: str

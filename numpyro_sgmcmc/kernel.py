@@ -50,6 +50,28 @@ class SGMCMC(MCMCKernel):
     :param int steps_per_sample: integrator steps for each MCMC transition, one compiled loop.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.judge`; at construction where possible, else at ``init``.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGMCMC, Minibatch, Reshuffled, Splitting
+        >>> from numpyro_sgmcmc.sghmc import Underdamped
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> parts = Underdamped(noise=30.0), Splitting("OBABO"), Minibatch(), Reshuffled()
+        >>> kernel = SGMCMC(model, *parts, step_size=3e-3, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - x.mean()) < 0.02)
+        True
     """
 
     sample_field = "z"  # pyright: ignore[reportAssignmentType]

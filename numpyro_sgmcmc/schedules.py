@@ -29,6 +29,15 @@ class Constant:
     The same step size at every step; what a float given as ``step_size`` becomes.
 
     :param float value: h > 0.
+    :raises ValueError: it is not positive and finite.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Constant
+        >>> Constant(0.01)(1000)
+        0.01
     """
 
     value: float
@@ -146,7 +155,17 @@ class Cyclical:
 
     :param float a: largest step size, at the start of each cycle.
     :param int cycle: steps in a cycle, c.
-    :param float minimum: floor of the step size; a step of size 0 would stand still.
+    :param float minimum: floor of the step size, a thousandth of ``a`` by default; a step of size 0 would stand still.
+    :raises ValueError: one of them is not positive and finite.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Cyclical
+        >>> h = Cyclical(a=0.1, cycle=1000)
+        >>> [round(float(h(i)), 6) for i in (0, 500, 999, 1000)]
+        [0.1, 0.05, 0.0001, 0.1]
     """
 
     a: float

@@ -184,6 +184,32 @@ class MSGNHT(SGNHT):
     Multivariate stochastic gradient Nosé-Hoover thermostat: :class:`SGNHT` with one thermostat for each coordinate, so
     that coordinates with unlike gradient noise each find their friction (Gan et al. 2015; Li et al. 2016). The
     arguments are those of :class:`SGNHT`.
+
+    **References:**
+
+    1. *Scalable Deep Poisson Factor Analysis for Topic Modeling*, Z. Gan et al. (2015)
+    2. *High-Order Stochastic Gradient Thermostats for Bayesian Learning of Deep Models*, C. Li et al. (2016),
+       equation 2
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import MSGNHT
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> kernel = MSGNHT(model, step_size=2e-3, diffusion=30.0, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x, extra_fields=("thermostat",))
+        >>> mcmc.get_extra_fields()["thermostat"]["mu"].shape
+        (500,)
     """
 
     elementwise = True

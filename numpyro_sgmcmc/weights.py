@@ -73,6 +73,7 @@ def weighted_summary(mcmc: MCMC) -> dict[str, dict[str, np.ndarray]]:
     :param mcmc: as for :func:`weights`.
     :return: site -> ``mean``, ``sd``, ``5%``, ``50%``, ``95%``, ``ess``, each of the shape of the site. The effective
         sample size is that of the mean: its squared standard error is ``sd**2 / ess``.
+    :raises ValueError: as for :func:`weights`, where there is an example.
     """
     w = weights(mcmc, group_by_chain=True)
     return {name: _summary(np.asarray(x), w) for name, x in mcmc.get_samples(group_by_chain=True).items()}
@@ -113,6 +114,27 @@ def resample(mcmc: MCMC, rng_key: jax.Array, num_samples: int | None = None) -> 
     :param rng_key: random key.
     :param num_samples: draws for each chain; None: as many as there are.
     :return: site -> shape ``(chains, draws, ...)``, as ``az.from_dict`` takes it.
+    :raises ValueError: as for :func:`weights`; ``num_samples`` is not a positive integer.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import Polynomial, SGLD, resample
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> kernel = SGLD(model, step_size=Polynomial(1e-3, 1.0, 0.33), batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> resample(mcmc, random.key(2), num_samples=200)["mu"].shape
+        (1, 200)
     """
     samples, w = mcmc.get_samples(group_by_chain=True), weights(mcmc, group_by_chain=True)
     n = w.shape[1] if num_samples is None else checked_count("num_samples", num_samples)
