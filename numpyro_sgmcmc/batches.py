@@ -3,8 +3,8 @@ Which rows: the second door of chance. A scheme is a pure function of a key and 
 key and one counter whatever the size of its data.
 
 Schemes that do not repeat rows rest on :func:`permute`, a keyed pseudo-random permutation of ``0 .. size - 1`` that is
-evaluated only where it is asked for: a Feistel network over a grid ``a x b`` that just covers the rows, with cycle
-walking for the few cells that are not rows (Black & Rogaway 2002).
+evaluated only where it is asked for: a Feistel network over a grid ``a x b`` of the rows. Where their number has no
+such factors the grid just covers them, with cycle walking for the few cells that are not rows (Black & Rogaway 2002).
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,18 @@ _ROUNDS = 6
 BITS = _ROUNDS + 1  # random words that name a permutation
 
 
+def words(rng_key: jax.Array, t: Any, count: int) -> jax.Array:
+    """
+    Random uint32 for the number ``t``, shape ``(count,)``: one call of the generator, the slowest part of a small step,
+    where ``random.bits(random.fold_in(rng_key, t), (count,))`` takes two.
+    """
+    keys = -(-count // 2)
+    numbers = jnp.asarray(t).astype(jnp.uint32) * jnp.uint32(keys) + jnp.arange(keys, dtype=jnp.uint32)
+    folded = jax.vmap(random.fold_in, (None, 0))(rng_key, numbers)
+    # two of each key: the other two of an rbg key are the same again
+    return random.key_data(folded)[:, :2].reshape(-1)[:count]
+
+
 def _round(right: jax.Array, key: jax.Array, size: int) -> jax.Array:
     """A keyed hash of ``right`` into ``0 .. size - 1`` (two rounds of multiply and shift)."""
     x = (right ^ key) * jnp.uint32(0x7FEB352D)
@@ -35,6 +47,19 @@ def _add(left: jax.Array, right: jax.Array, size: int) -> jax.Array:
     """Sum modulo ``size`` of two numbers below it."""
     x = left + right
     return jnp.where(x >= size, x - jnp.uint32(size), x)
+
+
+def _grid(size: int) -> tuple[int, int]:
+    """
+    Sides of like length of a grid with ``size`` cells, or where there are none, with hardly more. The longer side comes
+    first: small grids are then shuffled better.
+    """
+    root = math.isqrt(size)
+    for b in range(root, max(1, root // 2), -1):
+        if size % b == 0:
+            return size // b, b
+    a = math.isqrt(size - 1) + 1
+    return a, -(-size // a)
 
 
 def permute(bits: jax.Array, x: jax.Array, size: int) -> jax.Array:
@@ -51,8 +76,7 @@ def permute(bits: jax.Array, x: jax.Array, size: int) -> jax.Array:
         raise ValueError(f"a plate of {size} rows is more than int32 row numbers can tell apart.")
     if size == 1:
         return jnp.zeros(jnp.shape(x), jnp.int32)
-    a = math.isqrt(size - 1) + 1
-    b = -(-size // a)
+    a, b = _grid(size)
 
     def network(x):
         left, right = x // jnp.uint32(b), x % jnp.uint32(b)
@@ -104,11 +128,11 @@ class Reshuffled:
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         batches = size // batch_size
         epoch, position = t // batches, t % batches
-        bits = random.bits(random.fold_in(rng_key, epoch), (BITS + 1,), jnp.uint32)
+        bits = words(rng_key, epoch, BITS + 1)
         if not self.contiguous:
             return permute(bits, position * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size)
         block = permute(bits, position, batches) * batch_size
-        first = _add(bits[BITS] % jnp.uint32(size), block.astype(jnp.uint32), size)
+        first = lax.optimization_barrier(_add(bits[BITS] % jnp.uint32(size), block.astype(jnp.uint32), size))
         return _add(first, jnp.arange(batch_size, dtype=jnp.uint32), size).astype(jnp.int32)
 
 
@@ -133,7 +157,7 @@ class WithoutReplacement:
     distinct: ClassVar[bool] = True
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        bits = random.bits(random.fold_in(rng_key, t), (BITS,), jnp.uint32)
+        bits = words(rng_key, t, BITS)
         return permute(bits, jnp.arange(batch_size, dtype=jnp.int32), size)
 
 

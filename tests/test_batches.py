@@ -13,7 +13,7 @@ import pytest
 import numpyro_sgmcmc
 from numpyro_sgmcmc import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.base import Plate, RowsState
-from numpyro_sgmcmc.batches import BITS, next_rows, permute
+from numpyro_sgmcmc.batches import BITS, next_rows, permute, words
 
 SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), WithReplacement()]
 
@@ -49,6 +49,18 @@ def test_pairs_of_images_are_uniform(size):
     chi2 = ((off - expected) ** 2 / expected).sum()
     assert np.trace(pairs) == 0
     assert abs(chi2 - (cells - 1)) < 5 * np.sqrt(2 * (cells - 1))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_words_are_fair_and_none_comes_twice(impl):
+    """Bits, and words of one number and of the next, as if independent; few words of 32 bits are alike by chance."""
+    count, number = 4000, BITS + 1
+    found = np.asarray(jax.vmap(lambda t: words(random.key(5, impl=impl), t, number))(jnp.arange(count)))
+    assert found.size - len(np.unique(found)) <= 2
+    bits = (found[..., None] >> np.arange(32, dtype=np.uint32)) & 1
+    assert abs(bits.mean(0) - 0.5).max() < 5 / np.sqrt(4 * count)
+    uniform = np.hstack([found[:-1], found[1:]]) / 2**32
+    assert abs(np.corrcoef(uniform.T) - np.eye(2 * number)).max() < 5 / np.sqrt(count)
 
 
 @pytest.mark.parametrize("data", ["trend", "alternating", "blocks"])
