@@ -112,7 +112,7 @@ def test_independent_minibatches_inflate_the_variance_as_predicted():
     assert 0.2 < predicted < 0.5
 
     def inflation(rows):
-        kernel = SGHMC(regression, step_size=h, friction=friction, batch_size=n, steps_per_sample=30, rows=rows)
+        kernel = SGHMC(regression, step_size=h, friction=friction, batch_size=n, steps_per_sample=45, rows=rows)
         return whole_error(kernel)[0]
 
     assert inflation(WithoutReplacement()) == pytest.approx(predicted, rel=0.15)
