@@ -132,6 +132,7 @@ class Reshuffled:
         if not self.contiguous:
             return permute(bits, position * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size)
         block = permute(bits, position, batches) * batch_size
+        # as behind permute: the shift would be computed for each element of the batch
         first = lax.optimization_barrier(_add(bits[BITS] % jnp.uint32(size), block.astype(jnp.uint32), size))
         return _add(first, jnp.arange(batch_size, dtype=jnp.uint32), size).astype(jnp.int32)
 

@@ -396,8 +396,8 @@ def test_trap_31_data_as_constants_of_the_program():
 
 
 def draws_by_several():
-    samplers = {kernel(): True, kernel(gradient=SVRG()): False, kernel(gradient=SAGA()): False}
-    return [np.asarray(run(s, progress_bar=bar).get_samples()["mu"]) for s, bar in samplers.items()]
+    samplers = (kernel(), True), (kernel(gradient=SVRG()), False), (kernel(gradient=SAGA()), False)
+    return [np.asarray(run(s, progress_bar=bar).get_samples()["mu"]) for s, bar in samplers]
 
 
 def test_trap_31_data_as_arguments_by_the_environment(tmp_path):

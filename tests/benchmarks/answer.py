@@ -4,7 +4,7 @@ from functools import partial
 import json
 import time
 
-from bench import arguments, save, table
+from bench import arguments, kept, save, table
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ def hmcecs(model, mode, inverse_mass):
 def svi(posterior, guide_class):
     guide = guide_class(model)
     args = data(posterior)
-    fit = SVI(model, guide, numpyro.optim.Adam(lambda i: 1e-2 / (1 + i / 2000)), Trace_ELBO(), subsample_size=1000)
+    fit = SVI(model, guide, numpyro.optim.Adam(lambda i: 1e-2 / (1 + i / 2000)), Trace_ELBO(), subsample_size=BATCH)
     state = fit.init(random.key(0), *args)
 
     @jax.jit
@@ -153,8 +153,7 @@ def row(label, found):
 def main(args):
     truths = json.loads(PATH.read_text())
     for name in args.posteriors:
-        posterior, kept = POSTERIORS[name](), args.out / f"answer_{name}.json"
-        numbers = json.loads(kept.read_text()) if args.only and kept.exists() else {}
+        posterior, numbers = POSTERIORS[name](), kept(args, f"answer_{name}")
         for label, sampler in SAMPLERS.items():
             if args.only not in label:
                 continue

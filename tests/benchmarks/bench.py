@@ -172,6 +172,12 @@ def arguments(description):
     return parser
 
 
+def kept(args, name):
+    """The numbers of an earlier run, where ``--only`` a part of it is run again."""
+    path = args.out / f"{name}.json"
+    return json.loads(path.read_text()) if args.only and path.exists() else {}
+
+
 def save(args, name, text, numbers):
     """A page of Markdown and its numbers, for ``report.py``."""
     args.out.mkdir(parents=True, exist_ok=True)

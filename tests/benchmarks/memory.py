@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench import arguments, in_its_own_process, logistic, save, table
+from bench import arguments, in_its_own_process, kept, logistic, save, table
 from tqdm import tqdm
 
 WAYS = {
@@ -87,8 +87,7 @@ def shown(found, N, d, gradient):
 def main(args):
     d, sizes = 20, (10**4,) if args.fast else (10**5, 10**6, 10**7)
     ways = dict(list(WAYS.items())[:2]) if args.fast else WAYS
-    kept = args.out / "memory.json"
-    numbers = json.loads(kept.read_text()) if args.only and kept.exists() else {}
+    numbers = kept(args, "memory")
     for name, options in tqdm([way for way in ways.items() if args.only in way[0]], desc="ways"):
         options = dict(options)
         environment = {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "0" if options.pop("constants", False) else "1"}
