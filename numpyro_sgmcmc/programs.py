@@ -1,12 +1,13 @@
 """
 Functions of a potential as compiled programs.
 
-They are traced anew at every call, since a model may read what has changed in the meantime, but the compiler is asked
+They are traced anew for every run, since a model may read what has changed in the meantime, but the compiler is asked
 only for a program that it has not been handed before: a second run of the same shapes starts without it.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 import hashlib
 from typing import Any
 
@@ -45,27 +46,39 @@ def compiled(
     def on_constants(*rest):
         return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size), *rest)
 
+    programs = {}  # for each kind of arguments, so that calls in a loop are traced once
+
     def run(*rest):
-        try:
-            return _run(on_arguments, arrays, *rest)
-        except (jax.errors.JAXTypeError, NeedsValues):
-            return on_constants(*rest)  # a model that asks for values, int(y.max()), gets them
+        kinds = _kinds(rest)
+        if kinds not in programs:
+            try:
+                programs[kinds] = partial(_program(on_arguments, arrays, *rest), arrays)
+            except (jax.errors.JAXTypeError, NeedsValues):
+                programs[kinds] = on_constants  # a model that asks for values, int(y.max()), gets them
+        return programs[kinds](*rest)
 
     return run
 
 
-def _run(jitted: Any, *args: Any) -> Any:
-    leaves = jax.tree.leaves(args)
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return jitted(*args)  # part of another program
+def _kinds(args: tuple) -> Hashable:
+    leaves, structure = jax.tree.flatten(args)
+    # what is compiled takes no tracers
+    places = tuple(isinstance(leaf, Tracer) or getattr(leaf, "sharding", None) for leaf in leaves)
+    return structure, tuple(map(jax.typeof, leaves)), places
+
+
+def _program(jitted: Any, *args: Any) -> Callable:
+    """A function of ``args``, compiled if it was not kept."""
     traced = jitted.trace(*args)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
+        return jitted  # part of another program
     if sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts) > CONSTANTS:
-        return jitted(*args)
+        return jitted
     lowered = traced.lower()
     text = lowered.as_text()
     if "callback" in text:  # which function it calls is not in the text
-        return lowered.compile()(*args)
-    places = tuple(getattr(leaf, "sharding", None) for leaf in leaves)
+        return lowered.compile()
+    places = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     default = getattr(jax.config, "jax_default_device")  # noqa: B009, unknown to the type checker
     key = hashlib.sha256(text.encode()).digest(), places, default
     if key not in _kept:
@@ -73,4 +86,4 @@ def _run(jitted: Any, *args: Any) -> Any:
     _kept.move_to_end(key)
     if len(_kept) > KEPT:
         _kept.popitem(last=False)
-    return _kept[key](*args)
+    return _kept[key]

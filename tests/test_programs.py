@@ -47,6 +47,15 @@ def test_nor_is_a_second_search_for_the_mode(compilations):
     assert len(compilations) == first > 0
 
 
+def test_a_search_is_lowered_once_for_all_its_segments(monkeypatch):
+    count = []
+    lower = jax.stages.Traced.lower
+    monkeypatch.setattr(jax.stages.Traced, "lower", lambda *args: count.append(1) or lower(*args))
+    find_mode(models.gaussian, random.key(0), models.ROWS, batch_size=models.B, num_steps=500, progress_bar=False)
+    # the start, the descent from it and from where a segment has ended, the look
+    assert len(count) <= 4
+
+
 def test_a_changed_global_is_seen():
     scale = [1.0]
 
