@@ -1,4 +1,4 @@
-# make demo | test | test-gallery | figures | mutations | bench | lint | wheel | clean
+# make demo | test | test-gallery | figures | results | docs | mutations | bench | lint | wheel | clean
 #
 # PYTHON=python3.13   the interpreter of the environment
 # STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
@@ -13,7 +13,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
 
-.PHONY: demo test test-gallery figures mutations bench lint wheel clean
+.PHONY: demo test test-gallery figures results docs mutations bench lint wheel clean
 
 demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
@@ -28,6 +28,14 @@ test-gallery: $(VENV)/installed-test
 # every program of the gallery in full, into out/: about a quarter of an hour
 figures: $(VENV)/installed-test
 	for program in examples/plot_*.py; do $(BIN)/python $$program $(ARGS) || exit 1; done
+
+# docs/results.md, from what `make figures` left in out/
+results: $(VENV)/installed-test
+	$(BIN)/python docs/results.py $(ARGS)
+
+# docs/_build/html, with the gallery executed in its fast sizes; `make docs GALLERY=` runs it in full
+docs: $(VENV)/installed-docs
+	$(BIN)/sphinx-build -q docs docs/_build/html
 
 # faults planted one at a time, and the tests that catch them: about twenty minutes
 mutations: $(VENV)/installed-test

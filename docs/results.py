@@ -1,0 +1,191 @@
+"""
+docs/results.md from what the programs of the gallery left in out/: ``make figures results``.
+
+Every number of ours is read off a ``metrics.json``. Those of the papers stand here, and in the programs.
+"""
+
+import argparse
+import datetime
+from importlib.metadata import version
+import json
+import os
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def with_error(mean, error, digits=2):
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+# -- rows: (what, the paper's number, ours) ------------------------------------------------------------------------
+
+
+def step_size_bias(m):
+    for D, limits in m["limits"].items():
+        orders = m["orders"][D]
+        for name, (limit, _) in limits.items():
+            order = f"order {orders[name]['var theta']:.2f}, " if name in orders else ""
+            yield f"{name}, {D}", "a curve", f"{order}unstable from h = {limit:.4f}"
+
+
+def convergence_rates(m):
+    expected = {"bias, fixed, ssi": "-2/3", "bias, fixed, SGLD": "-1/2", "MSE, fixed, ssi": "-4/5"}
+    for cell, (slope, _) in m["slopes, found and expected"].items():
+        quantity, steps, name, gradients = cell.split(", ")
+        theory = expected.get(f"{quantity}, fixed, {name}", "-2/3")
+        yield f"slope of the {quantity}, {steps} steps, {name}, {gradients}", theory, f"{slope:.3f}"
+    for label, slope in m.items():
+        if label.startswith("slope of the bias"):
+            yield label.removeprefix("slope of the "), "-1/2", f"{slope:.3f}"
+
+
+def double_well(m):
+    for h in dict.fromkeys(h for word in m.values() if isinstance(word, dict) for h in word):
+        cells = [
+            f"{word} "
+            + ("explodes" if found[h]["kl"] is None else f"{found[h]['kl']:.1e}, {found[h]['thermostat']:.3f}")
+            for word, found in m.items()
+            if word in ("euler", "ssi", "ADBOBDA") and h in found
+        ]
+        yield f"KL and mean thermostat, h = {h}", "a curve", "; ".join(cells)
+
+
+def mixture(m):
+    for sampler, found in m["samplers"].items():
+        ratios = " and ".join(with_error(mode["sd_ratio"], mode["sd_ratio_se"], 3) for mode in found["modes"])
+        yield f"{sampler}: sd in each mode over the exact one", "histograms", ratios
+
+
+def minibatch_bias(m):
+    for estimator, points in m["logistic regression: h omega, inflation, standard error, predicted"].items():
+        h, inflation, error, _ = points[-3]
+        yield f"inflation of the variance, {estimator}, h ω = {h:g}", "none", with_error(inflation, error, 3)
+
+
+def logistic_regression(m):
+    for name, found in m["data"].items():
+        for row in found["all"].get("MSGNHT ssi", ()):
+            if row["D"] == 10:
+                yield f"{name}: MSGNHT ssi, D = 10, h = {row['h']:g}", "", f"{with_error(row['accuracy'], row['se'])} %"
+        for sampler, row in found["chosen"].items():
+            paper = f"{row['paper']} %" if row["paper"] else "none"
+            setting = "" if row["D"] is None else f"D = {row['D']:g}, "
+            what = f"{name}: {sampler}, {setting}h = {row['h']:g}, chosen on validation rows"
+            yield what, paper, f"{with_error(row['accuracy'], row['se'])} %"
+        yield (
+            f"{name}: the mode; standard error of the test",
+            "none",
+            f"{with_error(found['mode'], found['test_se'])} %",
+        )
+
+
+def gradient_variance(m):
+    for name, table in m["pass: variance of plain / estimator, standard error"].items():
+        for cell, passes in table.items():
+            after = {
+                number: with_error(*passes[number], 1) for number in ("2", max(passes, key=int)) if number in passes
+            }
+            ours = ", ".join(f"{ratio} in pass {number}" for number, ratio in after.items())
+            yield f"{name}: variance of plain minibatches over that of {cell} / λ", "a curve", ours
+
+
+def passes(m):
+    for name, found in m["data"].items():
+        for sampler, s in found["scores"].items():
+            noise, until = found["noise"].get(sampler), s["passes until SGLD is matched"]
+            ours = with_error(s["score"], s["standard error"], 4)
+            if sampler != "SGLD":
+                ours += "; SGLD's score " + (
+                    "never" if until is None else f"after {until:.1f} of {s['passes']:.1f} passes"
+                )
+            if noise and "inflation" in noise:
+                ours += f"; inflation {with_error(noise['inflation'], noise['standard error of the inflation'], 3)}"
+            if noise and sampler != "SGLD":
+                ours += f"; variance of the gradient {noise['gain']:.0f} times less"
+            yield f"{name} ({found['rows']} rows): {sampler}", "a curve", ours
+
+
+def ica(m):
+    for name, found in m["data"].items():
+        for method, r in found["methods"].items():
+            what = f"{name}: {method}, test log likelihood of a row below that of NUTS ({found['NUTS']['score']:.3f})"
+            yield what, "a curve", with_error(*r["last gap"], 4)
+
+
+def covertype_scale(m):
+    for sampler, found in m["samplers"].items():
+        reached = found["both below 0.1 from"]
+        when = f"{reached:.0f} s" if reached < float("inf") else f"not in {found['seconds']:.0f} s"
+        errors = f"at the end mean {found['mean error'][0]:.3f} sd, sd {100 * found['sd error'][0]:.1f} %"
+        yield f"{m['data']}: {sampler}, median errors below 0.1", "none", f"{when}; {errors}"
+
+
+def hierarchical(m):
+    for rows, found in ((key, value) for key, value in m.items() if key.endswith(" rows")):
+        for sampler, run in found.items():
+            ours = f"{run['seconds']:.0f} s"
+            if "slope" in run:
+                ratios = run["intercept"]["sd_ratio"] + run["slope"]["sd_ratio"]
+                ours += f"; sd of the effects over that by NUTS {sum(ratios) / len(ratios):.3f}"
+            yield f"{rows}: {sampler}", "none", ours
+
+
+def networks(m):
+    for name, kinds in m["mean and standard error"].items():
+        cells = [
+            f"{score} {with_error(*kinds['averaged'][score], 4 if score == 'nll' else 2)}"
+            for score in kinds["averaged"]
+        ]
+        yield f"{m['data']}: {name}, averaged predictions", "a curve", ", ".join(cells)
+
+
+PROGRAMS = {
+    "step_size_bias": ("Chen et al. (2015), figure 1", step_size_bias),
+    "convergence_rates": ("Chen et al. (2015), figures 2 and 3", convergence_rates),
+    "double_well": ("Li et al. (2016), figures 1 and 2", double_well),
+    "logistic_regression": ("Li et al. (2016), table 2", logistic_regression),
+    "neural_network": ("Li et al. (2016), figure 4", networks),
+    "convnet": ("Li et al. (2016), appendix", networks),
+    "regression": ("Dubey et al. (2016), figure 1", passes),
+    "classification": ("Dubey et al. (2016), figure 2", passes),
+    "gradient_variance": ("Dubey et al. (2016), figure 3", gradient_variance),
+    "ica": ("Dubey et al. (2016), section 5.3", ica),
+    "mixture": ("Dubey et al. (2016), section 5.4", mixture),
+    "minibatch_bias": ("beyond the papers", minibatch_bias),
+    "hierarchical": ("beyond the papers", hierarchical),
+    "covertype_scale": ("beyond the papers", covertype_scale),
+}
+HIDDEN = ("out", "fast", "data_dir", "data")
+
+
+def section(name, source, rows, folder):
+    program = f"[plot_{name}.py](../examples/plot_{name}.py)"
+    head = f"## {program}: {source}\n\n"
+    path = folder / name / "metrics.json"
+    if not path.exists():
+        return f"{head}Not run.\n"
+    metrics = json.loads(path.read_text())
+    settings = ", ".join(f"{k} {v}" for k, v in metrics["settings"].items() if k not in HIDDEN and v is not None)
+    if metrics["settings"]["fast"]:
+        settings += "; a fast run, which shows no more than that the program works"
+    lines = ["| | paper | ours |", "| --- | --- | --- |"] + [f"| {' | '.join(row)} |" for row in rows(metrics)]
+    return f"{head}{metrics['seconds']:.0f} s; {settings}.\n\n" + "\n".join(lines) + "\n"
+
+
+def main(args):
+    machine = f"{os.cpu_count()} cores, jax {version('jax')}, numpyro {version('numpyro')}"
+    head = (
+        "# Results\n\n"
+        f"What `make figures` found on {datetime.date.today()} ({machine}); written by [results.py](results.py). `±` "
+        "is a standard error over seeds, folds or chains. What the numbers mean, and what they do not show, is told in "
+        "the programs.\n\n"
+    )
+    sections = [section(name, *about, args.out) for name, about in PROGRAMS.items()]
+    (HERE / "results.md").write_text(head + "\n".join(sections))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.strip().split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("out"), help="what the programs were given for --out's folder")
+    main(parser.parse_args())

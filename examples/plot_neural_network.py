@@ -1,0 +1,112 @@
+r"""
+Bayesian networks on MNIST
+==========================
+
+Fully connected networks of depth 2, 3 and 4 learn handwritten digits. Their weights are sampled by MSGNHT, with the
+symmetric splitting integrator (``"ssi"``) and with Euler's (``"euler"``). This is the experiment of Li et al. (2016),
+section 5.2 and figure 4, with several seeds, a range of step sizes and predictions averaged over draws.
+"""
+
+# %%
+# The experiment
+# --------------
+# A network has 2, 3 or 4 hidden layers of 100 units, and every weight has the prior N(0, 1). The settings are the
+# paper's: D = 5, h = 1e-4 for 20 epochs and half of it for 20 more, batches of 100 rows. The start is that of He et al.
+# (2015), and thermostats start at D. The paper does not say where its chains start. From a draw of the prior they do
+# not get anywhere: the logits are in the hundreds.
+#
+# The minibatches are independent of each other, which is the default of MSGNHT, for a thermostat balances white noise
+# only. That default matters for the width of a posterior that a chain has reached. The chains here have not: their
+# mean squared weight is still far below that of the prior after 40 epochs. So this is a comparison of two ways to
+# learn, not of two samples of one posterior.
+#
+# Both integrators get the same start, the same minibatches and the same noise for a seed. A run *works* if its last
+# draw classifies at least 80 % of the test images and the chain still moves. That a chain is finite says little: a dead
+# network, which gives all images the same logits, has 11.35 %, the share of the ones, and a step that leaves the finite
+# numbers is refused.
+#
+# In a separate line D and h are chosen on 10 000 of the training rows, by the accuracy of averaged predictions after 20
+# epochs; the networks are then trained on all rows. The test rows take no part in any choice.
+
+from gallery import save
+import jax
+from network_study import arguments, check_averaging, check_steps, draw, metrics, report, sets, study
+from networks import Network, summary
+
+ACTIVATIONS = {"relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid}
+SIZE = {
+    "units": (100, 100),
+    "epochs": (8, 40),
+    "sweep_epochs": (4, 4),
+    "choice_epochs": (2, 20),
+    "seeds": (1, 3),
+    "rows": (8000, None),
+    "test_rows": (2000, None),
+    "held_out": (2000, 10_000),
+}
+LISTS = {
+    "depths": ((2,), (2, 3, 4)),
+    "step_size": (3e-4, 1e-4),
+    "sweep": ((1e-3, 1e-2), (1e-4, 3e-4, 5e-4, 1e-3, 2e-3)),
+    "step_sizes": ((3e-4,), (1e-4, 3e-4, 1e-3)),
+    "diffusions": ((5.0,), (5.0, 20.0, 50.0, 200.0)),
+}
+
+# %%
+# The network
+# -----------
+
+
+def dense(data, depth, args):
+    """``depth`` hidden layers."""
+    sizes = [data.X[0].size, *[args.units] * depth, data.classes]
+    shapes = {}
+    for layer, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:])):
+        shapes |= {f"w{layer}": (fan_in, fan_out), f"b{layer}": (fan_out,)}
+
+    def logits(weights, X):
+        x = X.reshape(len(X), -1)
+        for layer in range(depth):
+            x = ACTIVATIONS[args.activation](x @ weights[f"w{layer}"] + weights[f"b{layer}"])
+        return x @ weights[f"w{depth}"] + weights[f"b{depth}"]
+
+    return Network(shapes, logits)
+
+
+# %%
+# What is claimed
+# ---------------
+# In every run the predictions averaged over draws are more accurate than a draw. Their negative log-likelihood is lower
+# as well, but that is so for any predictions, by Jensen's inequality. With the settings of the paper the averaged
+# predictions of both integrators are right for 96 % of the test images at every depth, and with D and h chosen on
+# held-out rows for 97.2 % at depth 2. So Euler's integrator does not fail at depth 4 and h = 1e-4, as it did in the
+# paper. Which of the two is better is not claimed.
+
+PAPER = {"activation": "relu", "units": 100, "epochs": 40, "batch_size": 100, "diffusion": 5.0, "step_size": 1e-4}
+
+
+def check(result, args):
+    check_averaging(result)
+    check_steps(result)
+    if result.data.name != "mnist" or args.rows or any(getattr(args, name) != value for name, value in PAPER.items()):
+        return
+    for name, runs in result.lines.items():
+        (mean, _), least = summary(runs)["averaged"]["accuracy"], 97.2 if runs is result.chosen else 96.0
+        assert mean >= least, f"{name}: averaged predictions are right for {mean:.2f} %, not {least} %"
+
+
+def options(parser):
+    parser.add_argument("--depths", type=int, nargs="+", help="numbers of hidden layers")
+    parser.add_argument("--activation", choices=ACTIVATIONS, default="relu")
+
+
+def main(args):
+    for data, settings in sets(args):
+        result = study({f"depth {depth}": dense(data, depth, settings) for depth in settings.depths}, data, settings)
+        report(result, settings)
+        save(settings, "neural_network", draw(result, settings), metrics(result))
+        check(result, settings)
+
+
+if __name__ == "__main__":
+    main(arguments(__doc__, SIZE, LISTS, options))
