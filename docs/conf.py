@@ -15,7 +15,7 @@ project = "numpyro_sgmcmc"
 author = copyright = "the authors of numpyro_sgmcmc"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.mathjax", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["_build"]
 html_theme = "sphinx_rtd_theme"
 myst_heading_anchors = 3
@@ -34,8 +34,9 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": "/plot_",
-    "ignore_pattern": r"/(?!plot_)\w+\.py$",
+    "ignore_pattern": r"(^|/)(?!plot_)\w+\.py$",
     "reset_argv": arguments,
     "show_memory": False,
+    "write_computation_times": False,
     "remove_config_comments": True,
 }
