@@ -15,7 +15,13 @@ project = "numpyro_sgmcmc"
 author = copyright = "the authors of numpyro_sgmcmc"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.mathjax", "sphinx_gallery.gen_gallery"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.mathjax",
+    "sphinx_gallery.gen_gallery",
+]
 exclude_patterns = ["_build"]
 html_theme = "sphinx_rtd_theme"
 myst_heading_anchors = 3
