@@ -206,7 +206,7 @@ def draw_sweep(ax, networks, sweep, args):
         ax.plot([], [], color="grey", mfc="none", ls="", marker=marker, label=network)
     ax.set(xscale="log", ylim=(0, 100), xlabel="constant step size h")
     ax.set(ylabel=f"test accuracy of the draw after epoch {args.sweep_epochs}, %")
-    ax.set_xticks(args.sweep, [f"{h:g}" for h in args.sweep])
+    ax.set_xticks(args.sweep, [np.format_float_scientific(h, trim="-", exp_digits=1) for h in args.sweep], fontsize=9)
     ax.set_xticks([], minor=True)
     ax.legend(frameon=False, loc="lower left")
     ax.set_title("each mark is a run", loc="left")
@@ -221,4 +221,4 @@ def draw_averaged(ax, lines):
     names = [name.replace(", D", ",\nD") for name in lines]
     ax.set_yticks(range(len(lines)), names, fontsize=9)
     ax.set(xlabel="test accuracy with its standard error, %", ylim=(len(lines) - 0.5, -0.5))
-    ax.legend(frameon=False, loc="center")
+    ax.legend(frameon=False, loc="upper right")

@@ -47,7 +47,7 @@ SIZE = {
 LISTS = {
     "depths": ((2,), (2, 3, 4)),
     "step_size": (3e-4, 1e-4),
-    "sweep": ((1e-3, 1e-2), (1e-4, 3e-4, 5e-4, 1e-3, 2e-3)),
+    "sweep": ((1e-3, 1e-2), (1e-4, 3e-4, 5e-4, 1e-3, 2e-3, 4e-3)),
     "step_sizes": ((3e-4,), (1e-4, 3e-4, 1e-3)),
     "diffusions": ((5.0,), (5.0, 20.0, 50.0, 200.0)),
 }
@@ -76,11 +76,15 @@ def dense(data, depth, args):
 # %%
 # What is claimed
 # ---------------
-# In every run the predictions averaged over draws are more accurate than a draw. Their negative log-likelihood is lower
-# as well, but that is so for any predictions, by Jensen's inequality. With the settings of the paper the averaged
-# predictions of both integrators are right for 96 % of the test images at every depth, and with D and h chosen on
-# held-out rows for 97.2 % at depth 2. So Euler's integrator does not fail at depth 4 and h = 1e-4, as it did in the
-# paper. Which of the two is better is not claimed.
+# In every run the predictions averaged over draws are more accurate than a draw, by half a per cent of the test images.
+# Their negative log-likelihood is lower as well, but that is so for any predictions, by Jensen's inequality. With the
+# settings of the paper the averaged predictions of both integrators are right for 96 % of the test images at every
+# depth (96.6 to 96.8 %), and with D and h chosen on held-out rows for 97.2 % at depth 2.
+#
+# Euler's integrator does not fail at depth 4 and h = 1e-4, as it did in the paper. The step size at which runs cease to
+# work falls with the depth, and is nearly the same for both: at depth 2 between 1e-3 and 4e-3, at depth 4 between 3e-4
+# and 5e-4. Only that the smallest step size works in every run and the largest in none is asserted. Which of the two is
+# better is not claimed: their accuracies differ by no more than the errors over three seeds.
 
 PAPER = {"activation": "relu", "units": 100, "epochs": 40, "batch_size": 100, "diffusion": 5.0, "step_size": 1e-4}
 
