@@ -1,4 +1,4 @@
-# make demo | test | test-gallery | figures | results | docs | mutations | bench | lint | wheel | clean
+# make demo | test | test-gallery | figures | experiments | results | docs | mutations | bench | lint | wheel | clean
 #
 # PYTHON=python3.13   the interpreter of the environment
 # STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
@@ -12,8 +12,9 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
+SYNTHETIC := step_size_bias convergence_rates double_well mixture minibatch_bias
 
-.PHONY: demo test test-gallery figures results docs mutations bench lint wheel clean
+.PHONY: demo test test-gallery figures experiments results docs mutations bench lint wheel clean
 
 demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
@@ -25,11 +26,16 @@ test: $(VENV)/installed-test
 test-gallery: $(VENV)/installed-test
 	$(BIN)/python -m pytest tests/gallery.py -n 2 $(ARGS)
 
-# every program of the gallery in full, into out/: about a quarter of an hour
-figures: $(VENV)/installed-test
-	for program in examples/plot_*.py; do $(BIN)/python $$program $(ARGS) || exit 1; done
+# the papers' synthetic experiments in full, into out/: about ten minutes
+figures: PROGRAMS := $(SYNTHETIC:%=examples/plot_%.py)
 
-# docs/results.md, from what `make figures` left in out/
+# the rest of the gallery in full, into out/: about an hour
+experiments: PROGRAMS := $(filter-out $(SYNTHETIC:%=examples/plot_%.py),$(wildcard examples/plot_*.py))
+
+figures experiments: $(VENV)/installed-test
+	for program in $(PROGRAMS); do $(BIN)/python $$program $(ARGS) || exit 1; done
+
+# docs/results.md, from what `make figures experiments` left in out/
 results: $(VENV)/installed-test
 	$(BIN)/python docs/results.py $(ARGS)
 

@@ -1,5 +1,5 @@
 """
-docs/results.md from what the programs of the gallery left in out/: ``make figures results``.
+docs/results.md from what the programs of the gallery left in out/: ``make figures experiments results``.
 
 Every number of ours is read off a ``metrics.json``. Those of the papers stand here, and in the programs.
 """
@@ -177,9 +177,9 @@ def main(args):
     machine = f"{os.cpu_count()} cores, jax {version('jax')}, numpyro {version('numpyro')}"
     head = (
         "# Results\n\n"
-        f"What `make figures` found on {datetime.date.today()} ({machine}); written by [results.py](results.py). `±` "
-        "is a standard error over seeds, folds or chains. What the numbers mean, and what they do not show, is told in "
-        "the programs.\n\n"
+        f"What `make figures experiments` found on {datetime.date.today()} ({machine}); written by "
+        "[results.py](results.py). `±` is a standard error over seeds, folds or chains. What the numbers mean, and what "
+        "they do not show, is told in the programs.\n\n"
     )
     sections = [section(name, *about, args.out) for name, about in PROGRAMS.items()]
     (HERE / "results.md").write_text(head + "\n".join(sections))

@@ -98,7 +98,9 @@ def along_the_way(name, args):
     """(estimator, start, step size) -> passes, variance of each chain at each look, shape=(looks, chains)."""
     X, y, binary = load(name, args.data_dir)
     key_mode, key_start, key = random.split(random.key(args.seed), 3)
-    mode = find_mode(model, key_mode, X, y, binary, batch_size=100, num_steps=3000, progress_bar=False)
+    mode = find_mode(
+        model, key_mode, X, y, binary, batch_size=min(100, len(X) // 2), num_steps=3000, progress_bar=False
+    )
     d, epoch = X.shape[1], len(X) // args.batch_size
     starts = {
         "mode": jnp.tile(mode["w"], (args.chains, 1)),

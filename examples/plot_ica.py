@@ -94,6 +94,8 @@ def split(X, mixing, fold, seed):
     parts = [X[rows] for rows in np.split(order, np.cumsum(np.multiply(SHARES, len(X))).astype(int))]
     mean, covariance = parts[0].mean(0), np.cov(parts[0].T)
     values, vectors = np.linalg.eigh(covariance)
+    if values[0] <= 1e-7 * values[-1]:
+        sys.exit("a channel is constant or a combination of others: take fewer, by --channels or in the archive.")
     whiten = vectors / np.sqrt(values) @ vectors.T
     constant = 0.5 * (np.log(np.diag(covariance)) - np.log(values)).sum()
     whitened = (jnp.asarray((part - mean) @ whiten, jnp.float32) for part in parts)
@@ -254,7 +256,7 @@ def gains(part, args):
     """Variance of the gradient from plain minibatches over that of each estimator, after an epoch from the mode."""
     size = len(part.train)
     data, epoch = (part.train, args.precision), size // args.batch_size
-    mode = find_mode(model, random.key(args.seed), *data, batch_size=100, progress_bar=False)
+    mode = find_mode(model, random.key(args.seed), *data, batch_size=min(100, size // 2), progress_bar=False)
     estimators = {"plain": Minibatch(), "SAGA": SAGA(), "SVRG": SVRG(), "control variates": ControlVariate(mode)}
     noise = {}
     for name, gradient in estimators.items():

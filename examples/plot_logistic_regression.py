@@ -339,7 +339,9 @@ def compare(name, args):
     found = summarise(name, outcomes["test"], choose(outcomes.get("validation", {})))
 
     key = random.key(args.seed)
-    mode = find_mode(model, key, *map(jnp.asarray, (X, y)), batch_size=1000, num_steps=2000, progress_bar=False)
+    mode = find_mode(
+        model, key, *map(jnp.asarray, (X, y)), batch_size=min(1000, len(X) // 2), num_steps=2000, progress_bar=False
+    )
     accuracy = ((data.X_test @ np.asarray(mode["w"]) > 0) == data.y_test).mean()
     share = data.y_test.mean()
     found["mode"] = 100 * accuracy
