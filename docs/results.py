@@ -178,8 +178,8 @@ def main(args):
     head = (
         "# Results\n\n"
         f"What `make figures experiments` found on {datetime.date.today()} ({machine}); written by "
-        "[results.py](results.py). `±` is a standard error over seeds, folds or chains. What the numbers mean, and what "
-        "they do not show, is told in the programs.\n\n"
+        "[results.py](results.py). `±` is a standard error over seeds, folds or chains. What the numbers mean, and "
+        "what they do not show, is told in the programs.\n\n"
     )
     sections = [section(name, *about, args.out) for name, about in PROGRAMS.items()]
     (HERE / "results.md").write_text(head + "\n".join(sections))

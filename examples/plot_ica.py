@@ -39,7 +39,9 @@ SIZE = {  # with --fast, without
     "passes": (6, 12),
     "rows": (4000, 20_000),
     "channels": (5, 10),
-    "chains": (4, 12),
+    "candidates": (4, 10),
+    "repeats": (1, 3),
+    "chains": (4, 6),
     "draws": (60, 150),
 }
 
@@ -139,7 +141,7 @@ FAST = ("SGLD", "SAGA-LD")  # what --fast runs
 
 def candidates(method, size, count):
     """Equally many for each method: first step sizes, in units of 1 / N, and two options each."""
-    steps = np.geomspace(3e-3, 1, count // 2) / size
+    steps = np.geomspace(0.01, 1, count // 2) / size
     return jnp.array([(h, option) for h in steps for option in method.options])
 
 
@@ -224,7 +226,8 @@ def nuts(args):
 # The protocol
 # ------------
 # Each method has the same number of candidates, of which the validation part chooses by the mean score in the second
-# half of the run. The chosen one is run again with new random numbers, and these chains are scored on the test part.
+# half of the run. Several chains try each, for at a step size that is nearly too large one chain in a few leaves for
+# good. The chosen one is run again with new random numbers, and these chains are scored on the test part.
 
 
 def fold_results(part, draws, runners, args, key):
@@ -235,11 +238,14 @@ def fold_results(part, draws, runners, args, key):
     if part.mixing is not None:
         found["NUTS"]["amari"] = np.mean([amari(W, part.mixing) for W in np.asarray(draws)])
     for name, (run, clock) in runners.items():
-        settings = candidates(METHODS[name], len(part.train), args.chains)
+        settings = candidates(METHODS[name], len(part.train), args.candidates)
         key, key_tune, key_test = random.split(key, 3)
-        tried = run(random.split(key_tune, args.chains), settings, part.train)
+        tried = run(
+            random.split(key_tune, args.repeats * len(settings)), jnp.tile(settings, (args.repeats, 1)), part.train
+        )
         half = len(clock) // 2
-        chosen = int(jnp.nan_to_num(scores(tried.W[half:], part.valid).mean(0), nan=-jnp.inf).argmax())
+        valid = scores(tried.W[half:], part.valid).reshape(-1, len(settings)).mean(0)
+        chosen = int(jnp.nan_to_num(valid, nan=-jnp.inf).argmax())
         path = run(random.split(key_test, args.chains), jnp.tile(settings[chosen], (args.chains, 1)), part.train)
         found[name] = {
             "setting": (float(settings[chosen, 0] * len(part.train)), float(settings[chosen, 1])),
