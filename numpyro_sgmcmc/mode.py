@@ -83,7 +83,9 @@ def find_mode(
     def begin(potential: ModelPotential, key_start: jax.Array, key_rows: jax.Array, key_model: jax.Array):
         rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.int32)), potential.plates)
         z = potential.initial(key_start, rows, None)
-        return optimizer.init(z), potential.by_site(z, rows, key_model)
+        # its counter is of weak type until the first update, which would make another program of the descent
+        state = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), optimizer.init(z))
+        return state, potential.by_site(z, rows, key_model)
 
     def advance(potential: Potential, state: Any, first: int, last: int, key_rows: jax.Array, key_model: jax.Array):
         def body(k, state):
