@@ -39,7 +39,7 @@ SIZE = {  # with --fast, without
     "chains": (16, 4),
     "pace": (1, 4),  # units of time an epoch of SGHMC
     "transitions": (150, 300),
-    "truth": (40, 100),
+    "truth": (40, 300),
     "mode_steps": (3000, 10_000),
 }
 
@@ -106,14 +106,15 @@ def load(args):
 # The truth
 # ---------
 # HMC on all rows, in coordinates in which the posterior has the unit matrix for its curvature at the mode, by chains
-# that start in the normal approximation there. Such trajectories of two units of time give almost independent draws.
+# that start in the normal approximation there. Trajectories of a quarter of a period, which is 2 pi units of time, give
+# almost independent draws.
 
 
 def truth(data, args, chains=16, burn_in=10):
     mode, hessian = mode_and_curvature(data.X, data.y)
     mass, axes = np.linalg.eigh(hessian)
     start = axes.T @ mode + np.random.default_rng(args.seed).standard_normal((chains, len(mode))) / np.sqrt(mass)
-    options = {"trajectory_length": 2.0, "num_steps": 4, "adapt_step_size": False, "adapt_mass_matrix": False}
+    options = {"trajectory_length": np.pi / 2, "num_steps": 3, "adapt_step_size": False, "adapt_mass_matrix": False}
     kernel = HMC(model, inverse_mass_matrix={("v",): jnp.asarray(1 / mass)}, **options)
     options = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=burn_in, num_samples=args.truth, **options)
