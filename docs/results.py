@@ -165,11 +165,11 @@ HIDDEN = ("out", "fast", "data_dir", "data")
 
 
 def section(name, source, rows, folder):
-    program = f"[plot_{name}.py](../examples/plot_{name}.py)"
-    head = f"## {program}: {source}\n\n"
+    # no link in the heading, which goes into tables of contents
+    head = f"## {name.replace('_', ' ')}: {source}\n\n[plot_{name}.py](../examples/plot_{name}.py): "
     path = folder / name / "metrics.json"
     if not path.exists():
-        return f"{head}Not run.\n"
+        return f"{head}not run.\n"
     metrics = json.loads(path.read_text())
     settings = ", ".join(f"{k} {v}" for k, v in metrics["settings"].items() if k not in HIDDEN and v is not None)
     if metrics["settings"]["fast"]:

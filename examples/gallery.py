@@ -20,9 +20,8 @@ def parser(description, **size):
     :param size: name of an integer option -> (value with ``--fast``, value without).
     """
     name = Path(sys.argv[0]).stem.removeprefix("plot_")
-    arguments = argparse.ArgumentParser(
-        description=description.split("\n\n")[1], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    about = "".join(description.split("\n\n")[1:2])  # sphinx-gallery runs programs without their docstring
+    arguments = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     arguments.add_argument("--fast", action="store_true", help="a few seconds, for a test")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--out", type=Path, default=Path("out") / name, metavar="FOLDER", help="picture and numbers")

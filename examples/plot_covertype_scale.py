@@ -325,8 +325,10 @@ def draw(runs, metrics, reference, data):
 # ---------------
 # Within its budget, and where that is too short for it on a slow machine within 300 transitions, SGHMC has the
 # posterior means to a tenth of a standard deviation and the standard deviations to 5 % (medians over the coefficients).
-# Columns with very few rows, whose posteriors are wide and far from normal, are in the right panel. Nothing is asserted
-# about the order of the samplers in time, which depends on the machine; the table and the picture say what it was.
+# Columns with very few rows, whose posteriors are wide and far from normal, are in the right panel. The intercept and
+# the two sets of indicators, each of which adds up to one, leave two directions that only the prior determines; most
+# coefficients share them, so that their errors move together. Nothing is asserted about the order of the samplers in
+# time, which depends on the machine; the table and the picture say what it was.
 
 
 def check(metrics, args):
