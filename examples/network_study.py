@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 INTEGRATORS = {"ssi": "#0072B2", "euler": "#D55E00"}
 MARKERS = "os^Dv"
+BATCH_SIZE, DIFFUSION = 100, 5.0  # of the paper
 WORKS = 80.0  # per cent of the test rows, for a run to count as working
 
 
@@ -29,8 +30,8 @@ def arguments(description, size, lists, network):
     options = parser(description, **size)
     options.add_argument("--data", nargs="+", metavar="NAME", help="sets NAME.npz (default: mnist if it is found)")
     options.add_argument("--data-dir", metavar="FOLDER", help="where they are")
-    options.add_argument("--batch-size", type=int, default=100)
-    options.add_argument("--diffusion", type=float, default=5.0, help="D")
+    options.add_argument("--batch-size", type=int, default=BATCH_SIZE)
+    options.add_argument("--diffusion", type=float, default=DIFFUSION, help="D")
     options.add_argument("--step-size", type=float, help="h, halved after half of the epochs")
     options.add_argument("--sweep", type=float, nargs="+", help="step sizes of the short runs")
     options.add_argument("--step-sizes", type=float, nargs="+", help="candidates for h")
@@ -109,25 +110,34 @@ def works(run):
     return run["accuracy"][-1] >= WORKS and not run["refused"]
 
 
-def check_averaging(study):
+def as_shown(study, args, size, lists, **others):
+    """Whether these are the data and the settings that the page speaks of, with ``--fast`` or without."""
+    shown = {name: values[not args.fast] for name, values in (size | lists).items()}
+    shown |= {"batch_size": BATCH_SIZE, "diffusion": DIFFUSION, **others}
+    given = {name: getattr(args, name) for name in shown}
+    return study.data.name == "mnist" and shown == {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+
+
+def check_averaging(study, shown):
     """
     What averaging over draws gives, in every run of full length: a lower NLL for any data, by Jensen's inequality, and
-    a higher accuracy on data that are known to be learnt but not perfectly.
+    a higher accuracy where that is claimed.
     """
     for name, runs in study.lines.items():
         for averaged, single in ((run["averaged"], run["single"]) for run in runs):
-            assert averaged["nll"] <= single["nll"] + 1e-9, f"{name}: averaged predictions have a higher NLL"
-            if study.data.name == "mnist":
+            higher = averaged["nll"] > single["nll"] + 1e-9  # false where neither is a number
+            assert not higher, f"{name}: averaged predictions have a higher NLL"
+            if shown:
                 assert averaged["accuracy"] > single["accuracy"], f"{name}: averaged predictions are not more accurate"
 
 
 def check_steps(study):
-    """On MNIST: the smallest of several step sizes works in every run, the largest in none."""
-    for (network, integrator), found in study.sweep.items() if study.data.name == "mnist" else ():
+    """The smallest step size works in every run, the largest in none."""
+    for (network, integrator), found in study.sweep.items():
         small, large = min(found), max(found)
         name = f"{network}, {integrator}"
-        assert len(found) < 2 or all(map(works, found[small])), f"{name}: not every run works at h = {small:g}"
-        assert len(found) < 2 or not any(map(works, found[large])), f"{name}: a run works at h = {large:g}"
+        assert all(map(works, found[small])), f"{name}: not every run works at h = {small:g}"
+        assert not any(map(works, found[large])), f"{name}: a run works at h = {large:g}"
 
 
 # -- report -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import sys
 from gallery import save
 import jax
 import jax.numpy as jnp
-from network_study import arguments, check_averaging, draw, metrics, report, sets, study
+from network_study import arguments, as_shown, check_averaging, draw, metrics, report, sets, study
 from networks import Network
 import numpy as np
 
@@ -97,10 +97,6 @@ def images(X):
 # not claimed.
 
 
-def check(result):
-    check_averaging(result)
-
-
 def options(parser):
     parser.add_argument("--channels", type=int, nargs="+", help="of each convolution")
 
@@ -110,7 +106,7 @@ def main(args):
         result = study({"convolutional": convolutional(data, settings)}, data, settings)
         report(result, settings)
         save(settings, "convnet", draw(result, settings), metrics(result))
-        check(result)
+        check_averaging(result, as_shown(result, settings, SIZE, LISTS))
 
 
 if __name__ == "__main__":

@@ -332,6 +332,8 @@ def draw(runs, metrics, reference, data):
 
 
 def check(metrics, args):
+    if args.data is not None:
+        return  # of unknown data nothing is claimed
     found = metrics["samplers"]["SGHMC"]
     mean, sd = found["mean error"][0], found["sd error"][0]
     assert mean < (0.2 if args.fast else 0.1), f"SGHMC: the means are off by {mean:.3f} sd"

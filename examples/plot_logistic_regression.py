@@ -306,13 +306,16 @@ SHAPED = ("a9a", SIMULATED)  # the data whose step sizes these are
 
 
 def check(name, found):
-    least = 84.7 if name == "a9a" else found["mode"] - found["test_se"]
-    for sampler, rows in found["all"].items() if name in SHAPED else ():
+    if name not in SHAPED:
+        return
+    # on simulated rows 3000 steps of 1e-4 end before the mode is reached
+    least, smallest = (84.7, 1e-4) if name == "a9a" else (found["mode"] - found["test_se"], 3e-4)
+    for sampler, rows in found["all"].items():
         for row in rows:
             where = f"{name}, {sampler}, D = {row['D']}, h = {row['h']:g}"
             if sampler == "MSGNHT ssi":
                 assert row["failed"] == 0, f"{where}: a chain failed"
-                if row["D"] == 10 and 1e-4 <= row["h"] <= 1e-2:
+                if row["D"] == 10 and smallest <= row["h"] <= 1e-2:
                     assert row["accuracy"] > least, f"{where}: only {row['accuracy']:.2f} %"
             if sampler == "MSGNHT euler" and row["h"] >= 3e-3:
                 assert row["failed"] == row["seeds"], f"{where}: a chain did not fail"
