@@ -62,23 +62,25 @@ def compiled(
 
 def _kinds(args: tuple) -> Hashable:
     leaves, structure = jax.tree.flatten(args)
-    # what is compiled takes no tracers
-    places = tuple(isinstance(leaf, Tracer) or getattr(leaf, "sharding", None) for leaf in leaves)
-    return structure, tuple(map(jax.typeof, leaves)), places
+    return structure, tuple(map(jax.typeof, leaves)), tuple(map(_place, leaves))
+
+
+def _place(leaf: Any) -> Any:
+    return Tracer if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
 
 
 def _program(jitted: Any, *args: Any) -> Callable:
     """A function of ``args``, compiled if it was not kept."""
     traced = jitted.trace(*args)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
-        return jitted  # part of another program
+    places = tuple(map(_place, jax.tree.leaves(args)))
+    if Tracer in places:
+        return jitted  # part of another program, which what is compiled cannot be
     if sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts) > CONSTANTS:
         return jitted
     lowered = traced.lower()
     text = lowered.as_text()
     if "callback" in text:  # which function it calls is not in the text
         return lowered.compile()
-    places = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     default = getattr(jax.config, "jax_default_device")  # noqa: B009, unknown to the type checker
     key = hashlib.sha256(text.encode()).digest(), places, default
     if key not in _kept:
