@@ -107,7 +107,8 @@ def passes(m):
             if noise and "inflation" in noise:
                 ours += f"; inflation {with_error(noise['inflation'], noise['standard error of the inflation'], 3)}"
             if noise and sampler != "SGLD":
-                ours += f"; variance of the gradient {noise['gain']:.0f} times less"
+                gain = with_error(noise["gain"], noise["standard error of the gain"], 1)
+                ours += f"; variance of the gradient {gain} times less"
             yield f"{name} ({found['rows']} rows): {sampler}", "a curve", ours
 
 
@@ -142,7 +143,8 @@ def networks(m):
             f"{score} {with_error(*kinds['averaged'][score], 4 if score == 'nll' else 2)}"
             for score in kinds["averaged"]
         ]
-        yield f"{m['data']}: {name}, averaged predictions", "a curve", ", ".join(cells)
+        paper = "a curve" if name.startswith("depth") and "D =" not in name else "not told"
+        yield f"{m['data']}: {name}, averaged predictions", paper, ", ".join(cells)
 
 
 PROGRAMS = {
@@ -151,7 +153,7 @@ PROGRAMS = {
     "double_well": ("Li et al. (2016), figures 1 and 2", double_well),
     "logistic_regression": ("Li et al. (2016), table 2", logistic_regression),
     "neural_network": ("Li et al. (2016), figure 4", networks),
-    "convnet": ("Li et al. (2016), appendix", networks),
+    "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),
     "classification": ("Dubey et al. (2016), figure 2", passes),
     "gradient_variance": ("Dubey et al. (2016), figure 3", gradient_variance),
@@ -161,7 +163,7 @@ PROGRAMS = {
     "hierarchical": ("beyond the papers", hierarchical),
     "covertype_scale": ("beyond the papers", covertype_scale),
 }
-HIDDEN = ("out", "fast", "data_dir", "data")
+HIDDEN = ("out", "fast", "data_dir", "data", "as_shown")
 
 
 def section(name, source, rows, folder):

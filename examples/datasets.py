@@ -142,6 +142,16 @@ def with_intercept(X):
     return np.hstack([np.ones((len(X), 1), np.float32), X])
 
 
+def error_over_splits(values, train, test):
+    """
+    Standard error of a mean over random splits into parts of these sizes, ``values.shape=(splits, ...)``: with
+    variance :math:`(1 / J + n_{test} / n_{train}) s^2` in place of :math:`s^2 / J`, for the parts of different splits
+    overlap (Nadeau & Bengio 2003).
+    """
+    values = np.asarray(values, float)
+    return np.sqrt(1 / len(values) + test / train) * values.std(0, ddof=1) if len(values) > 1 else values[0] + np.nan
+
+
 def folds(name, folder=None, *, number=5, seed=0, shares=(0.7, 0.1, 0.2), labels=False):
     """
     Random splits into training, validation and test part, one :class:`Split` a fold, an intercept in front.

@@ -10,6 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 BEGAN = time.perf_counter()
+FREE = ("out", "fast", "seed", "data", "data_dir", "download")  # are no settings
 
 
 def parser(description, **size):
@@ -31,12 +32,26 @@ def parser(description, **size):
 
 
 def parsed(arguments, **size):
-    """The arguments given, sizes filled in."""
+    """The arguments given, sizes filled in, and ``as_shown``: whether the settings are those the page speaks of."""
     args = arguments.parse_args()
-    for option, values in size.items():
+    usual = {option: arguments.get_default(option) for option in vars(args) if option not in FREE}
+    usual |= {option: values[not args.fast] for option, values in size.items()}
+    for option in size:
         if getattr(args, option) is None:
-            setattr(args, option, values[0] if args.fast else values[1])
+            setattr(args, option, usual[option])
+    args.as_shown = all(as_tuple(getattr(args, option)) == as_tuple(value) for option, value in usual.items())
     return args
+
+
+def as_tuple(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def shown(args):
+    """Whether claims that are made of the settings of the page are made of these; says so where they are not."""
+    if not args.as_shown:
+        print("Nothing is asserted of other settings than those of the page.")
+    return args.as_shown
 
 
 def save(args, name, figure, metrics):

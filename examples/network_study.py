@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 import datasets
-from gallery import parsed, parser
+from gallery import parsed, parser, shown
 import matplotlib.pyplot as plt
 from networks import Chain, Data, load, summary
 import numpy as np
@@ -110,12 +110,9 @@ def works(run):
     return run["accuracy"][-1] >= WORKS and not run["refused"]
 
 
-def as_shown(study, args, size, lists, **others):
+def as_shown(study, args):
     """Whether these are the data and the settings that the page speaks of, with ``--fast`` or without."""
-    shown = {name: values[not args.fast] for name, values in (size | lists).items()}
-    shown |= {"batch_size": BATCH_SIZE, "diffusion": DIFFUSION, **others}
-    given = {name: getattr(args, name) for name in shown}
-    return study.data.name == "mnist" and shown == {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return study.data.name == "mnist" and shown(args)
 
 
 def check_averaging(study, shown):

@@ -12,7 +12,7 @@ import time
 from typing import Any, NamedTuple
 
 import datasets
-from gallery import parsed, parser
+from gallery import parsed, parser, shown
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from numpyro_sgmcmc import SAGA, SGLD, SVRG, Minibatch, WithoutReplacement, grad
 
 SIZE = {"folds": (2, 5), "chains": (32, 200)}  # with --fast, without
 DRAWS, WINDOWS, LAST = 200, 40, 0.1  # draws looked at in a run, points of a curve, share of a run that gives its score
-FIRST = [0.003, 0.01, 0.03, 0.1, 0.3, 0.7, 1.4]  # step sizes tried, in units of 1 / the largest curvature
+FIRST = [0.003, 0.01, 0.03, 0.1, 0.3, 0.7, 1.4, 2.8, 5.6]  # step sizes tried, in units of 1 / the largest curvature
 LOOKS = {  # colours of Okabe & Ito
     "SGLD": ("#D55E00", "--", "s"),
     "SAGA-LD": ("#0072B2", "-", "o"),
@@ -58,7 +58,7 @@ class Sampler(NamedTuple):
     SGLD with an estimator of the gradient, a family of step sizes, and its cost.
 
     - **schedule** - (settings, steps of the run) -> function of the step index, in units of 1 / lambda.
-    - **ways** - the four ways to go on from each first step size that are tried.
+    - **ways** - the six ways to go on from each first step size that are tried.
     - **passes** - (steps, steps in an epoch) -> passes through the data, a gradient of each row each.
     """
 
@@ -81,10 +81,10 @@ def two_phases(settings, steps):
 
 def samplers(init, fast):
     """SAGA needs one number a row in a linear model; its estimates are those of ``per="row"``."""
-    phases = tuple(product((0.1, 0.4), (0.2, 0.5)))  # second step size / first, time of the change
+    phases = tuple(product((0.03, 0.1, 0.4), (0.2, 0.5)))  # second step size / first, time of the change
     first_pass = init == "full"
     found = {
-        "SGLD": Sampler(Minibatch(), decreasing, tuple(product((0.03, 0.3), (0.55, 1.0))), lambda t, m: t / m),
+        "SGLD": Sampler(Minibatch(), decreasing, tuple(product((0.003, 0.03, 0.3), (0.55, 1.0))), lambda t, m: t / m),
         "SAGA-LD": Sampler(SAGA(per="linear", init=init), two_phases, phases, lambda t, m: t / m + first_pass),
         "SVRG-LD": Sampler(SVRG(), two_phases, phases, lambda t, m: 2 * t / m + 1 + (t - 1) // m),
     }
@@ -209,11 +209,19 @@ class Curves(NamedTuple):
     - **passes** - at which the draws were made.
     - **test** - mean loss of each draw on the test part, shape=(folds, draws).
     - **chosen** - settings, one triple a fold.
+    - **at_edge** - in how many folds these are at an edge of the grid: first step or its fastest decrease.
+    - **sizes** - of the training and the test part.
     """
 
     passes: np.ndarray
     test: np.ndarray
     chosen: list
+    at_edge: int
+    sizes: tuple
+
+    def error(self, values):
+        """Standard error of a mean over the folds."""
+        return datasets.error_over_splits(values, *self.sizes)
 
 
 def compare(task, folds, budget, args, tick):
@@ -243,7 +251,9 @@ def compare(task, folds, budget, args, tick):
             chosen.append(candidates[best])
             tick()
         passes = sampler.passes(thin * np.arange(1, len(curves[0]) + 1), m)
-        found[name] = Curves(passes, np.array(curves), chosen)
+        fastest = min(way[0] for way in sampler.ways)
+        at_edge = sum(first in (min(args.first), max(args.first)) or way == fastest for first, way, _ in chosen)
+        found[name] = Curves(passes, np.array(curves), chosen, at_edge, (size, len(folds[0].X_test)))
     return found
 
 
@@ -271,20 +281,22 @@ def first_at(passes, test, score):
 
 def summary(found):
     target = last(found["SGLD"].test)
-    return {
-        name: {
-            "score": last(test).mean(),
-            "standard error": standard_error(last(test)),
-            "difference from SGLD": (last(test) - target).mean(),
-            "standard error of that": standard_error(last(test) - target),
+    numbers = {}
+    for name, curves in found.items():
+        passes, test, score = curves.passes, curves.test, last(curves.test)
+        numbers[name] = {
+            "score": score.mean(),
+            "standard error": curves.error(score),
+            "difference from SGLD": (score - target).mean(),
+            "standard error of that": curves.error(score - target),
             "passes": passes[-1],
             "passes until SGLD is matched": first_at(passes, test, target.mean()),
             "folds that match it": sum(first_at(passes, t[None], s) is not None for t, s in zip(test, target)),
             "folds": len(test),
-            "settings": chosen,
+            "settings": curves.chosen,
+            "folds at an edge of the grid": curves.at_edge,
         }
-        for name, (passes, test, chosen) in found.items()
-    }
+    return numbers
 
 
 # Variances at a constant step size
@@ -346,21 +358,26 @@ def measure(task, split, args, tick):
     return found, (half / (1 - half)).mean(), exact  # a Gaussian of curvature k has variance 1 / (k (1 - h k / 2))
 
 
+def ratio(a, b):
+    """Ratio of the means over chains, and its standard error; the same noise makes chains comparable one by one."""
+    r = a.mean() / b.mean()
+    return r, standard_error(a - r * b) / abs(b.mean())
+
+
 def gains(noises, full, exact):
-    """Numbers of the samplers; differences are taken chain by chain, as all have the same noise."""
+    """Numbers of the samplers. What is left of SGLD's inflation is told without that of full gradients."""
     plain = noises["SGLD"]
     found = {}
     for name, (inflation, variance) in noises.items():
-        ratio = plain.variance.mean() / variance.mean()
-        share = standard_error(plain.variance - ratio * variance) / variance.mean()
-        found[name] = {"variance of the gradient": variance.mean(), "gain": ratio, "standard error of the gain": share}
+        gain, error = ratio(plain.variance, variance)
+        found[name] = {"variance of the gradient": variance.mean(), "gain": gain, "standard error of the gain": error}
         if exact:
-            less = plain.inflation - inflation
+            left, error = ratio(inflation - full, plain.inflation - full)
             found[name] |= {
                 "inflation": inflation.mean(),
                 "standard error of the inflation": standard_error(inflation),
-                "less than SGLD by": less.mean(),
-                "standard error of that": standard_error(less),
+                "left of that of SGLD": left,
+                "standard error of what is left": error,
                 "inflation by full gradients": full,
             }
     return found
@@ -399,7 +416,11 @@ def metrics(results):
 
 
 def report(results, score):
-    print(f"{score} at the end (standard error over folds), less SGLD's, passes until SGLD's score is reached, folds")
+    print(
+        f"{score} at the end (standard error over folds), less SGLD's, passes until SGLD's score is reached, folds",
+        end="",
+    )
+    print(", folds whose setting is at an edge of the grid")
     for name, r in results.items():
         for sampler, s in r["scores"].items():
             until = s["passes until SGLD is matched"]
@@ -407,7 +428,7 @@ def report(results, score):
                 f"{name:22}{r['rows']:6} {sampler:8}{s['score']:8.4f} ({s['standard error']:.4f})"
                 f"{s['difference from SGLD']:9.4f} ({s['standard error of that']:.4f})"
                 f"{'never' if until is None else format(until, '.2f'):>8} of {s['passes']:.2f}"
-                f"{s['folds that match it']:4} of {s['folds']}"
+                f"{s['folds that match it']:4} of {s['folds']}{s['folds at an edge of the grid']:4}"
             )
     print("At a constant step size: variance of the gradient, its gain, relative error of the posterior variance")
     for name, r in results.items():
@@ -416,6 +437,7 @@ def report(results, score):
             if "inflation" in n:
                 line += f"{n['inflation']:9.4f} ({n['standard error of the inflation']:.4f}), "
                 line += f"full gradients {n['inflation by full gradients']:.4f}"
+                line += f"{n['left of that of SGLD']:9.4f} ({n['standard error of what is left']:.4f}) left"
             print(f"{name:22}{sampler:8}{line}")
 
 
@@ -452,9 +474,9 @@ def draw(results, score):
 
 
 def draw_curves(ax, curves):
-    for name, (passes, test, _) in curves.items():
-        x, points = windows(passes, test)
-        mean, error = points.mean(0), standard_error(points)
+    for name, found in curves.items():
+        x, points = windows(found.passes, found.test)
+        mean, error = points.mean(0), found.error(points)
         color, line, marker = LOOKS[name]
         ax.plot(x, mean, color=color, ls=line, lw=2, marker=marker, markevery=0.2, label=name)
         ax.fill_between(x, mean - error, mean + error, color=color, alpha=0.2, lw=0)
@@ -475,25 +497,32 @@ def draw_points(ax, results, value, error):
 # Claims
 
 
-def check(results, least=4.0):
+def check(results, args, least=4.0):
     """
     At a constant step size variance reduction does what it is made for: with SAGA and SVRG the variance of the gradient
     is at most 1 / ``least`` of SGLD's, and so is what minibatches add to the variance of the posterior. At four
-    standard errors, for the data that the program was written with.
+    standard errors, for the data that the program was written with, and for those of the numbers that are known to a
+    twentieth: where a few rows of great length carry most of the variance, it is known only roughly.
     """
+    if not shown(args):
+        return
     for name, r in results.items():
         if name not in datasets.SOURCES and name != "simulated":
             print(f"{name}: nothing is asserted of data that the program was not written with.")
             continue
-        for sampler, n in r["noise"].items():
-            if sampler == "SGLD":
-                continue
-            gain = n["gain"] + 4 * n["standard error of the gain"]
-            assert gain > least, f"{name}, {sampler}: the variance of the gradient is only {gain:.1f} times less"
-            if "inflation" in n:
-                plain = n["inflation"] + n["less than SGLD by"] - n["inflation by full gradients"]
-                left = n["inflation"] - n["inflation by full gradients"]
-                room = plain / least + 4 * n["standard error of the inflation"]
-                assert left < room, f"{name}, {sampler}: {left:.3f} of an inflation of {plain:.3f} is left"
-                error = 4 * n["standard error of that"]
-                assert n["less than SGLD by"] > error, f"{name}, {sampler}: the posterior is no narrower than SGLD's"
+        plain = r["noise"]["SGLD"]
+        for sampler, n in ((sampler, n) for sampler, n in r["noise"].items() if sampler != "SGLD"):
+            gain, error = n["gain"], n["standard error of the gain"]
+            if known(gain, error):
+                message = f"{name}, {sampler}: the variance of the gradient is only {gain:.1f} ({error:.1f}) times less"
+                assert gain - 4 * error > least, message
+            else:
+                print(f"{name}, {sampler}: the gain in the variance is {gain:.1f} ({error:.1f}), and not asserted.")
+            if "inflation" in n and known(plain["inflation"], plain["standard error of the inflation"]):
+                left, error = n["left of that of SGLD"], n["standard error of what is left"]
+                message = f"{name}, {sampler}: {left:.3f} ({error:.3f}) of SGLD's inflation are left"
+                assert left + 4 * error < 1 / least, message
+
+
+def known(value, error):
+    return value > 20 * error

@@ -90,7 +90,7 @@ def main(args):
     results = study(TASK, args)
     report(results, TASK.score)
     save(args, "classification", draw(results, TASK.score), metrics(results))
-    check(results)
+    check(results, args)
 
 
 if __name__ == "__main__":

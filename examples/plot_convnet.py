@@ -106,7 +106,7 @@ def main(args):
         result = study({"convolutional": convolutional(data, settings)}, data, settings)
         report(result, settings)
         save(settings, "convnet", draw(result, settings), metrics(result))
-        check_averaging(result, as_shown(result, settings, SIZE, LISTS))
+        check_averaging(result, as_shown(result, settings))
 
 
 if __name__ == "__main__":

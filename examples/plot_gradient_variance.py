@@ -4,7 +4,7 @@ The variance of the gradient along the way
 
 How noisy four estimators of the gradient are while a chain of stochastic gradient Langevin dynamics goes through the
 data: plain minibatches, SAGA, SVRG and control variates, from the mode and from a far start. This is the experiment of
-figure 3 of Dubey et al. (2016), middle, on the data they show and with control variates besides.
+figure 3 of Dubey et al. (2016), middle, on the data they show, on airfoil and with control variates besides.
 
 The variance is that of :math:`\hat g(z_t)` given the chain up to step t, summed over the coordinates. The minibatches
 have 10 rows and are independent of each other. The table of SAGA and the anchor of SVRG are filled at the start, by one
@@ -22,8 +22,10 @@ pass over the data that is not counted here.
 # **From a far start** (bottom) the variance of plain minibatches falls as the chain comes in. SAGA's table still holds
 # gradients from the start, larger than those that it is to correct. A row has not been seen again after t passes with
 # probability exp(-t), so this takes several passes to fade: on concrete and airfoil SAGA is noisier than plain
-# minibatches for the first few, on pima it is less noisy from the beginning, but by a small factor. SVRG forgets the
-# start at its first new anchor, after one pass. A centre at the mode has nothing to forget.
+# minibatches for the first few, on pima it is less noisy from the beginning, but by a small factor. SVRG is no better
+# in the first pass, and on concrete at the larger step size it is noisier than plain minibatches in the second, too; as
+# each new anchor is where the chain then is, two to four of them forget the start. A centre at the mode has nothing to
+# forget.
 #
 # The paper concludes that the variance is reduced, on concrete and pima. That comes back, from the mode or after some
 # passes. So a start near the mode is worth its price; :func:`~numpyro_sgmcmc.find_mode` gives one.
@@ -32,7 +34,7 @@ from functools import partial
 from pathlib import Path
 
 import datasets
-from gallery import parsed, parser, save
+from gallery import parsed, parser, save, shown
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -211,7 +213,9 @@ def report(table):
             print(f"  {case:26}{numbers}")
 
 
-def check(table):
+def check(table, args):
+    if not shown(args):
+        return
     for name, rows in table.items():
         if name not in (*KNOWN, "simulated"):
             print(f"{name}: nothing is asserted of data that the program was not written with.")
@@ -221,10 +225,10 @@ def check(table):
             settled = list(passes) if place == "mode" else [max(passes)] if estimator == "control variates" else []
             for number in settled:
                 r, error = passes[number]
-                assert r > 10 - 4 * error, f"{name}, {case}, pass {number}: only {r:.1f} ({error:.1f}) times less"
+                assert r - 4 * error > 10, f"{name}, {case}, pass {number}: only {r:.1f} ({error:.1f}) times less"
             if place == "far" and estimator == "SAGA" and name in WORSE:
                 r, error = passes[1]
-                assert r < 1 + 4 * error, f"{name}, {case}: not noisier than plain at first, {r:.2f} ({error:.2f})"
+                assert r + 4 * error < 1, f"{name}, {case}: not noisier than plain at first, {r:.2f} ({error:.2f})"
 
 
 def main(args):
@@ -237,7 +241,7 @@ def main(args):
     report(table)
     numbers = {"pass: variance of plain / estimator, standard error": table}
     save(args, "gradient_variance", draw(results, args.step_sizes), numbers)
-    check(table)
+    check(table, args)
 
 
 if __name__ == "__main__":

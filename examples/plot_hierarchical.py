@@ -13,7 +13,7 @@ from argparse import Namespace
 from functools import partial
 import time
 
-from gallery import parsed, parser, save
+from gallery import parsed, parser, save, shown
 import jax
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
-from numpyro.diagnostics import effective_sample_size
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
@@ -394,22 +394,26 @@ def numbers(found):
 #
 # **A scale hardly determined.** Here SGHMC with minibatches fails in both forms, and no disagreement between its chains
 # says so. In the non-centred form the gradient with respect to the scale has a noise that grows with the scale, and a
-# chain spends its time where it is shaken less: the median is a tenth of what it should be, or less. Neither SAGA nor
-# control variates help, for the gradient of a row is its residual times effect times scale, and what they take away is
-# this product at another place. With all rows the same chain is right. In the centred form the scale itself has no
-# minibatch noise, but the chain does not get into the neck of the funnel, and small scales are missing; there NUTS goes
-# wrong too, though less. Such a scale is better sampled from all rows, by NUTS in the non-centred form.
+# chain spends its time where it is shaken less: the median is a tenth of what it should be, or less. SAGA does not
+# help, nor would control variates, for the gradient of a row is its residual times effect times scale, and what they
+# take away is this product at another place. With all rows the same chain is right. In the centred form the scale
+# itself has no minibatch noise, but the chain does not get into the neck of the funnel, and small scales are missing;
+# there NUTS goes wrong too, though less. Such a scale is better sampled from all rows, by NUTS in the non-centred form.
 
 
-def check(found, scale, args):
-    for label in ("control variates", "SAGA"):
-        if label not in found:
-            continue
-        assert found[label]["refused"] == 0, f"{label} refused steps"
-        for name, (off, off_se, ratio, ratio_se) in found[label]["compared"].items():
-            worst = (np.abs(off) - 5 * off_se).max(), (np.abs(ratio - 1) - 5 * ratio_se).max()
-            assert max(worst) < 0.15, f"{label}, {name}: not the posterior by NUTS, {worst}"
+def check_posterior(label, run, room):
+    """At four standard errors: with a hundred coordinates, a few are at three."""
+    assert run["refused"] == 0, f"{label} refused steps"
+    for name, (off, off_se, ratio, ratio_se) in run["compared"].items():
+        worst = (np.abs(off) - 4 * off_se).max(), (np.abs(ratio - 1) - 4 * ratio_se).max()
+        assert max(worst) < room, f"{label}, {name}: not the posterior by NUTS, {worst}"
+
+
+def check(found, large, scale):
+    for runs in filter(None, (found, large)):
+        check_posterior("control variates", runs["control variates"], 0.05)
     if "plain" in found:
+        check_posterior("SAGA", found["SAGA"], 0.15)
         effects = {
             label: np.median([run["compared"][name][2] for name in ("intercept", "slope")])
             for label, run in found.items()
@@ -417,6 +421,7 @@ def check(found, scale, args):
         }
         assert abs(effects["control variates"] - 1) < 0.05, f"control variates: the effects are not right, {effects}"
         assert abs(effects["plain, small steps"] - 1) < 0.1, f"plain, small steps: not right, {effects}"
+        assert 1.02 < effects["SAGA"] < 1.2, f"SAGA: the effects are not a little too wide, {effects}"
         assert effects["plain"] > 1.5, f"plain minibatches at large steps are not too wide, {effects}"
     if scale:
         median = {label: np.median(x) for label, (x, *_) in scale.items()}
@@ -439,10 +444,12 @@ def main(args):
         metrics["scale"] = {}
         for label, (x, refused, seconds) in scale.items():
             quantiles = np.quantile(x, (0.05, 0.25, 0.5, 0.75, 0.95))
-            metrics["scale"][label] = {"quantiles": list(quantiles), "refused": refused, "seconds": seconds}
-            print(f"{label}: quantiles {np.round(quantiles, 3)}, {refused} refused, {seconds:.1f} s")
+            r_hat = float(split_gelman_rubin(np.log(x)))
+            metrics["scale"][label] = dict(quantiles=list(quantiles), r_hat=r_hat, refused=refused, seconds=seconds)
+            print(f"{label}: quantiles {np.round(quantiles, 3)}, R-hat {r_hat:.3f}, {refused} refused, {seconds:.1f} s")
     save(args, "hierarchical", draw(data, found, large, scale, args), metrics)
-    check(found, scale, args)
+    if shown(args):
+        check(found, large, scale)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import sys
 from typing import Any, NamedTuple
 
 import datasets
-from gallery import parsed, parser, save
+from gallery import parsed, parser, save, shown
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -37,13 +37,13 @@ LOOKS = 6  # at the chains in each epoch
 SIZE = {  # with --fast, without
     "folds": (2, 5),
     "passes": (6, 12),
-    "rows": (4000, 20_000),
+    "simulated_rows": (4000, 20_000),
     "channels": (5, 10),
-    "candidates": (4, 10),
     "repeats": (1, 3),
     "chains": (4, 6),
     "draws": (60, 150),
 }
+FIRST = {"first": ((0.03, 0.3), (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))}  # step sizes tried, times N
 
 # %%
 # Model
@@ -79,7 +79,7 @@ class Part(NamedTuple):
 def simulate(args):
     rng = np.random.default_rng(args.seed)
     mixing = rng.standard_normal((args.channels, args.channels))
-    return rng.logistic(size=(args.rows, args.channels)) @ mixing.T, mixing
+    return rng.logistic(size=(args.simulated_rows, args.channels)) @ mixing.T, mixing
 
 
 def load(name, args):
@@ -112,37 +112,46 @@ def split(X, mixing, fold, seed):
 # fills its table on the way. Minibatches are independent of each other.
 
 
-def decreasing(h, gamma, epoch):
-    return lambda t: h * (1 + t / (0.1 * epoch)) ** -gamma
+def decreasing(h, b, gamma, epoch):
+    """From h on as (b + t)^-gamma, b in epochs."""
+    return lambda t: h * (1 + t / (b * epoch)) ** -gamma
 
 
-def phases(h, later, epoch):
-    return lambda t: jnp.where(t < epoch, h, later * h)
+def phases(h, ratio, change, epoch):
+    return lambda t: jnp.where(t < change * epoch, h, ratio * h)
+
+
+DECREASES = ((0.01, 1.0), (0.1, 0.5), (0.1, 1.0))
+PHASES = ((0.03, 1.0), (0.1, 1.0), (1.0, 1.0))
 
 
 class Method(NamedTuple):
     gradient: Any
     schedule: Any
-    options: tuple  # for the second number of the schedule
+    ways: tuple  # to go on from the first step size
     colour: str
     line: Any
 
 
 METHODS = {
-    "SGLD": Method(Minibatch(), decreasing, (0.5, 1.0), "#D55E00", "-"),
-    "SGLD, two phases": Method(Minibatch(), phases, (1.0, 0.1), "#E69F00", (0, (5, 1.5))),
-    "SAGA-LD": Method(SAGA(init="online"), phases, (1.0, 0.1), "#0072B2", "-"),
-    "SVRG-LD": Method(SVRG(), phases, (1.0, 0.1), "#009E73", (0, (1.5, 1))),
+    "SGLD": Method(Minibatch(), decreasing, DECREASES, "#D55E00", "-"),
+    "SGLD, two phases": Method(Minibatch(), phases, PHASES, "#E69F00", (0, (5, 1.5))),
+    "SAGA-LD": Method(SAGA(init="online"), phases, PHASES, "#0072B2", "-"),
+    "SVRG-LD": Method(SVRG(), phases, PHASES, "#009E73", (0, (1.5, 1))),
 }
 
 
 FAST = ("SGLD", "SAGA-LD")  # what --fast runs
 
 
-def candidates(method, size, count):
-    """Equally many for each method: first step sizes, in units of 1 / N, and two options each."""
-    steps = np.geomspace(0.01, 1, count // 2) / size
-    return jnp.array([(h, option) for h in steps for option in method.options])
+def candidates(method, first):
+    """Equally many for each method: first step sizes, in units of 1 / N, and three ways to go on from each."""
+    return [(h, *way) for h in first for way in method.ways]
+
+
+def at_edge(method, first, setting):
+    """Whether a setting is the smallest or largest first step size of those tried, or its fastest decrease."""
+    return setting[0] in (min(first), max(first)) or setting[1:] == method.ways[0]
 
 
 def passes(method, t, epoch):
@@ -167,7 +176,8 @@ def runner(method, size, args):
         data = x, args.precision
 
         def kernel(setting):
-            h = method.schedule(*setting, epoch)
+            first, *way = setting
+            h = method.schedule(first / size, *way, epoch)
             options = {"gradient": method.gradient, "rows": WithoutReplacement()}
             return SGLD(model, step_size=h, batch_size=args.batch_size, **options)
 
@@ -238,17 +248,19 @@ def fold_results(part, draws, runners, args, key):
     if part.mixing is not None:
         found["NUTS"]["amari"] = np.mean([amari(W, part.mixing) for W in np.asarray(draws)])
     for name, (run, clock) in runners.items():
-        settings = candidates(METHODS[name], len(part.train), args.candidates)
+        settings = candidates(METHODS[name], args.first)
         key, key_tune, key_test = random.split(key, 3)
-        tried = run(
-            random.split(key_tune, args.repeats * len(settings)), jnp.tile(settings, (args.repeats, 1)), part.train
-        )
+        tried = jnp.tile(jnp.array(settings), (args.repeats, 1))
+        tried = run(random.split(key_tune, len(tried)), tried, part.train)
         half = len(clock) // 2
         valid = scores(tried.W[half:], part.valid).reshape(-1, len(settings)).mean(0)
         chosen = int(jnp.nan_to_num(valid, nan=-jnp.inf).argmax())
-        path = run(random.split(key_test, args.chains), jnp.tile(settings[chosen], (args.chains, 1)), part.train)
+        path = run(
+            random.split(key_test, args.chains), jnp.tile(jnp.array(settings[chosen]), (args.chains, 1)), part.train
+        )
         found[name] = {
-            "setting": (float(settings[chosen, 0] * len(part.train)), float(settings[chosen, 1])),
+            "setting": settings[chosen],
+            "at edge": at_edge(METHODS[name], args.first, settings[chosen]),
             "gap": np.asarray(found["NUTS"]["score"] - scores(path.W, part.test).mean(1)),
             "noise": np.asarray(path.noise.mean(1)),
             "predictive": np.mean([predictive(path.W[half:, chain], part.test) for chain in range(args.chains)]),
@@ -296,13 +308,12 @@ def experiment(name, args):
 # -----------
 
 
-def mean_and_error(values):
-    values = np.asarray(values, float)
-    return values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
-
-
 def summary(found, parts, gain, clocks):
     """Means and standard errors over the folds. ``gap`` is the score of NUTS less that of the chains."""
+
+    def mean_and_error(values):
+        return np.mean(values, 0), datasets.error_over_splits(values, len(parts[0].train), len(parts[0].test))
+
     constant = np.mean([part.constant for part in parts])
     nuts = {k: mean_and_error([fold["NUTS"][k] for fold in found]) for k in found[0]["NUTS"]}
     result = {
@@ -315,14 +326,17 @@ def summary(found, parts, gain, clocks):
     for name, clock in clocks.items():
         folds = [fold[name] for fold in found]
         gap, gap_se = mean_and_error([fold["gap"] for fold in folds])
-        last = clock > clock[-1] - 1
+        last = [fold["gap"][clock > clock[-1] - 1].mean() for fold in folds]
+        others = [fold["SGLD"]["gap"][clocks["SGLD"] > clocks["SGLD"][-1] - 1].mean() for fold in found]
         result["methods"][name] = {
-            "first step times N, and its option": [fold["setting"] for fold in folds],
+            "first step times N, and how it goes on": [fold["setting"] for fold in folds],
+            "folds at an edge of the grid": sum(fold["at edge"] for fold in folds),
             "passes": clock.tolist(),
             "gap": gap.tolist(),
             "gap_se": gap_se.tolist(),
             "noise": mean_and_error([fold["noise"] for fold in folds])[0].tolist(),
-            "last gap": mean_and_error([fold["gap"][last].mean() for fold in folds]),
+            "last gap": mean_and_error(last),
+            "less than that of SGLD by": mean_and_error(np.subtract(others, last)),
             "predictive gap": mean_and_error([f["NUTS"]["predictive"] - f[name]["predictive"] for f in found]),
         }
         if "amari" in folds[0]:
@@ -349,13 +363,14 @@ def report(name, result):
         end="",
     )
     print(f", Amari distance {nuts['amari'][0]:.4f} ({nuts['amari'][1]:.4f})" if amari else "")
-    print(f"{'':18}{'below NUTS at the end':>24}{'predictive':>20}{'passes to 0.02':>16}{'Amari distance':>20}")
+    print(f"{'':18}{'below NUTS at the end':>24}{'predictive':>20}{'passes to 0.02':>16}{'at edge':>9}", end="")
+    print(f"{'Amari distance':>20}" if amari else "")
     for method, r in result["methods"].items():
         print(
             f"{method:18}"
             + "{:15.4f} ({:.4f})".format(*r["last gap"])
             + "{:12.4f} ({:.4f})".format(*r["predictive gap"])
-            + f"{first_pass(r['passes'], r['gap'], 0.02):15.1f}"
+            + f"{first_pass(r['passes'], r['gap'], 0.02):15.1f}{r['folds at an edge of the grid']:9}"
             + ("{:12.4f} ({:.4f})".format(*r["amari"]) if amari else "")
         )
 
@@ -410,7 +425,7 @@ def draw(results):
 # law of these rows is found, not how well the next recording is predicted.
 
 
-def check(results, args):
+def check(results, fast):
     for name, result in results.items():
         if name not in (DATA, "simulated"):
             continue
@@ -419,9 +434,11 @@ def check(results, args):
         methods = result["methods"]
         saga, sgld = (methods[method]["last gap"][0] for method in ("SAGA-LD", "SGLD"))
         assert saga < 0.01, f"{name}: SAGA-LD ends {saga:.4f} nats a row below NUTS"
-        if args.fast:
+        if fast:
             continue
         assert saga < 0.5 * sgld, f"{name}: SAGA-LD does not end nearer to NUTS than SGLD: {saga:.4f}, {sgld:.4f}"
+        less, error = methods["SAGA-LD"]["less than that of SGLD by"]
+        assert less > 3 * error, f"{name}: SAGA-LD ends nearer to NUTS than SGLD by {less:.4f} ({error:.4f}) only"
         if name == "simulated":
             found, best = methods["SAGA-LD"]["amari"][0], result["NUTS"]["amari"][0]
             assert abs(found - best) < 0.01, f"Amari distance {found:.4f}, by NUTS {best:.4f}"
@@ -435,7 +452,8 @@ def main(args):
     for name, result in results.items():
         report(name, result)
     save(args, "ica", draw(results), {"data": results})
-    check(results, args)
+    if shown(args):
+        check(results, args.fast)
 
 
 if __name__ == "__main__":
@@ -444,5 +462,8 @@ if __name__ == "__main__":
     arguments.add_argument("--data-dir", metavar="FOLDER", help="where NAME.npz is")
     arguments.add_argument("--batch-size", type=int, default=10)
     arguments.add_argument("--precision", type=float, default=1.0, help="of the prior")
-    arguments.add_argument("--step-size", type=float, default=0.03, help="times N, where gradients are compared")
-    main(parsed(arguments, **SIZE))
+    arguments.add_argument("--first", type=float, nargs="+", metavar="H", help="step sizes tried, times N")
+    arguments.add_argument(
+        "--step-size", type=float, default=0.03, help="times N, where gradients are compared in full"
+    )
+    main(parsed(arguments, **SIZE, **FIRST))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import warnings
 
 import datasets
-from gallery import parsed, parser, save
+from gallery import parsed, parser, save, shown
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -192,14 +192,14 @@ def summarise(name, outcomes, chosen):
         right = outcomes[setting].right[k]
         first = right if first is None else first
         mean, error = mean_and_error(outcomes[setting].accuracy[k])
-        # of the difference between two samplers only the rows tell on which one of them is right
-        differ = (right != first).mean()
+        # both are tested on the same rows, and only those tell on which not all of their chains agree
+        behind = (first.astype(float) - right).mean(0)
         row = {"D": setting.intensity, "h": setting.steps[k], "accuracy": mean, "se": error}
         best[sampler] = {
             **row,
             "loss": outcomes[setting].loss[k].mean(),
-            "behind": 100 * (first.mean() - right.mean()),
-            "behind_se": 100 * np.sqrt(differ / right.shape[1]),
+            "behind": 100 * behind.mean(),
+            "behind_se": 100 * behind.std(ddof=1) / np.sqrt(len(behind)),
             "paper": PAPER.get(sampler) if name == "a9a" else None,
         }
     return {"all": table, "chosen": best}
@@ -305,8 +305,8 @@ def draw_panel(axes, results, D):
 SHAPED = ("a9a", SIMULATED)  # the data whose step sizes these are
 
 
-def check(name, found):
-    if name not in SHAPED:
+def check(name, found, args):
+    if name not in SHAPED or not shown(args):
         return
     # on simulated rows 3000 steps of 1e-4 end before the mode is reached
     least, smallest = (84.7, 1e-4) if name == "a9a" else (found["mode"] - found["test_se"], 3e-4)
@@ -321,7 +321,7 @@ def check(name, found):
                 assert row["failed"] == row["seeds"], f"{where}: a chain did not fail"
     for sampler, row in found["chosen"].items():
         away = abs(row["accuracy"] - found["mode"])
-        assert away < found["test_se"], f"{name}, {sampler}: {away:.2f} points from the mode"
+        assert away < 2 * found["test_se"], f"{name}, {sampler}: {away:.2f} points from the mode"
 
 
 # %%
@@ -387,7 +387,7 @@ def main(args):
         report(name, found[name])
     save(args, "logistic_regression", draw(found), {"data": found})
     for name in names:
-        check(name, found[name])
+        check(name, found[name], args)
 
 
 if __name__ == "__main__":
