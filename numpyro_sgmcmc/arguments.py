@@ -21,13 +21,13 @@ def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     if batch_size is None:
         return None
     if isinstance(batch_size, Mapping):
-        return {name: _count(f"batch_size[{name!r}]", n) for name, n in batch_size.items()}
-    return _count("batch_size", batch_size)
+        return {name: _count(f"batch_size[{name!r}]", n, "") for name, n in batch_size.items()}
+    return _count("batch_size", batch_size, ", a dict {plate: rows}, or None")
 
 
-def _count(what: str, n: Any) -> int:
+def _count(what: str, n: Any, otherwise: str) -> int:
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-        raise TypeError(f"{what}={n!r}: give a whole number of rows, a dict {{plate: rows}}, or None.")
+        raise TypeError(f"{what}={n!r}: give a whole number of rows{otherwise}.")
     if n < 1:
         raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size=None uses all of the data.")
     return int(n)
@@ -36,7 +36,7 @@ def _count(what: str, n: Any) -> int:
 def checked_rate(name: str, value: float) -> float:
     """A friction or diffusion: finite and not negative; 0 is legal."""
     try:
-        rate = float(value)
+        rate = math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError):
         rate = math.nan
     if not (math.isfinite(rate) and rate >= 0):
@@ -127,6 +127,8 @@ def check_like_z(
         shape = np.shape(given[name])
         if shape != site.shape and not (scalars and shape == ()):
             raise ValueError(f"{what}[{name!r}] has shape {shape}; the unconstrained site has {site.shape}.")
+        if not np.isfinite(np.asarray(given[name], float)).all():
+            raise ValueError(f"{what}[{name!r}] holds a number that is not finite.")
 
 
 def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
@@ -150,12 +152,25 @@ def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeSt
         raise ValueError(f"init_params must be a dict of unconstrained values by site, got {type(init_params)}.")
     _check_names("init_params", init_params, prototype)
     for name, value in init_params.items():
-        shape = jnp.shape(value)[1:] if batched else jnp.shape(value)
+        shape = np.shape(value)[1:] if batched else np.shape(value)
         if shape != prototype[name].shape:
             raise ValueError(
                 f"init_params[{name!r}] has shape {shape}{' for each chain' if batched else ''}; the unconstrained "
                 f"site has {prototype[name].shape}."
             )
+
+
+def check_resumed(z: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+    """
+    :raises ValueError: a state of another model.
+    """
+    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in z.items()}
+    expected = {name: site.shape for name, site in prototype.items()}
+    if found != expected:
+        raise ValueError(
+            f"the state holds sites of the unconstrained shapes {found}, the model has {expected}. Resume with the "
+            "model, the data and the number of chains that the state comes from."
+        )
 
 
 def check_energies(energies: Mapping[str, jax.Array]) -> None:

@@ -70,6 +70,11 @@ def gradient_noise(
         >>> bool(gradient_noise(saga, state, x).variance["mu"] < 1e-3)
         True
     """
+    if not isinstance(state, SGMCMCState):
+        raise TypeError(
+            f"state is {type(state).__name__}, not a state of the kernel: give mcmc.last_state after a run, or "
+            "kernel.init(rng_key, 0, None, model_args, model_kwargs)."
+        )
     num_batches = checked_count("num_batches", num_batches)
     if num_batches < 2:
         raise ValueError(f"num_batches={num_batches}: a variance needs at least 2.")

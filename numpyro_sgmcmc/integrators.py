@@ -69,7 +69,7 @@ class Splitting:
         for letter in word:
             if letter not in dynamics.flows:
                 raise ValueError(
-                    f"{refuse}it has no flow {letter!r}. Its flows are "
+                    f"{refuse}it has no flow {letter!r}. A word is written in capitals; its flows are "
                     f"{', '.join(map(repr, dynamics.flows))}; by name: {', '.join(map(repr, dynamics.integrators))}."
                 )
         if dynamics.flows == "E":

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 from numpyro_sgmcmc.base import Plate
 from numpyro_sgmcmc.plates import Structure, outline
+
+SUBSAMPLE = "numpyro.subsample(x, event_dim=x.ndim - 1)"
 
 
 class NeedsValues(ValueError):
@@ -42,7 +45,7 @@ def judged(
         raise ValueError(
             f"the model fails when {_list(plates)} is cut to {_sizes(plates)} rows. Every array with a row for each "
             "element of the plate must be indexed by it: `with numpyro.plate(...) as rows: x[rows]`, or "
-            f"`numpyro.subsample(x, event_dim=0)` inside it. The failure was: {type(error).__name__}: {error}"
+            f"`{SUBSAMPLE}` inside it. The failure was: {type(error).__name__}: {error}"
         ) from error
     _refuse_unindexed(cut, plates)
     return plates, cut
@@ -51,17 +54,36 @@ def judged(
 def _outline_of_all_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
     try:
         return outline(model, args, kwargs, {})
-    except jax.errors.TracerArrayConversionError as error:
-        raise NeedsValues(
-            "the model hands a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
-            "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
-            "(jnp.asarray), columns of a DataFrame be taken out by .to_numpy() before the run."
-        ) from error
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
         raise NeedsValues(
             "the model needs a traced value as a plain Python number, for the size of a plate perhaps. With "
             "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...)."
         ) from error
+    except TypeError as error:
+        odd = _no_array_of_numbers(args, kwargs)
+        if odd:
+            raise ValueError(
+                f"{odd}, of which the model cannot take traced rows. Hand in an array of numbers: np.asarray(x), "
+                f"x.to_numpy(float). The failure was: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(error, jax.errors.TracerArrayConversionError):
+            raise
+        raise NeedsValues(
+            "the model hands a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
+            "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
+            "(jnp.asarray), columns of a DataFrame be taken out by .to_numpy() before the run."
+        ) from error
+
+
+def _no_array_of_numbers(args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """The first of the arguments that is a list, a column of a data frame or an array of something else."""
+    named = [(f"argument {k}", arg) for k, arg in enumerate(args, 1)] + [(f"{k}=", arg) for k, arg in kwargs.items()]
+    for name, arg in named:
+        if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
+            return f"{name} is an array of dtype {arg.dtype}"
+        if isinstance(arg, (list, tuple)) or type(arg).__module__.partition(".")[0] in ("pandas", "polars"):
+            return f"{name} is a {type(arg).__name__}"
+    return ""
 
 
 def _refuse_latents(structure: Structure) -> None:
@@ -161,8 +183,15 @@ def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
                 raise ValueError(
                     f"site {name!r} in plate {plate!r} has a log density of shape {shape} where a minibatch of {n} "
                     f"needs {n} in dimension {dim}: its data are not indexed by the plate. Use `with numpyro.plate("
-                    "...) as rows: x[rows]`, or `numpyro.subsample(x, event_dim=0)` inside it."
+                    f"...) as rows: x[rows]`, or `{SUBSAMPLE}` inside it."
                 )
+            for other in set(range(-len(shape), 0)).difference(site.plates.values()):
+                if shape[other] == n > 1:
+                    raise ValueError(
+                        f"site {name!r} in plate {plate!r} has a log density of shape {shape}: dimension {other} has "
+                        f"{n} elements too, but no plate. A column of shape (N, 1) beside a vector of shape (N,) is "
+                        "often the reason; give both the same shape. An axis of its own wants a plate or `.to_event`."
+                    )
             if plate in site.uses and plate in site.one_number_in:
                 raise ValueError(
                     f"factor {name!r} in plate {plate!r} is one number made from the whole minibatch and would be "
@@ -172,7 +201,7 @@ def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
                 raise ValueError(
                     f"observed site {name!r} stands in plate {plate!r} but is the same for every row of it: its data "
                     "are not indexed by the plate. Use `with numpyro.plate(...) as rows: x[rows]`, or "
-                    "`numpyro.subsample(x, event_dim=0)` inside it."
+                    f"`{SUBSAMPLE}` inside it."
                 )
         for plate in site.uses - set(site.plates):
             raise ValueError(

@@ -22,6 +22,7 @@ from numpyro_sgmcmc.arguments import (
     check_energies,
     check_init_params,
     check_inverse_mass_fits,
+    check_resumed,
     checked_batch_size,
     checked_count,
     checked_init_strategy,
@@ -210,6 +211,7 @@ class SGMCMC(MCMCKernel):
                 f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
             )
         potential = self._potential(model_args, model_kwargs)
+        check_resumed(state.z, potential.prototype, batched)
         step = partial(self._chain.step, potential)
         step = jax.vmap(step) if batched else step
         before = state.refused

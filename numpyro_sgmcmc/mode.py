@@ -8,6 +8,7 @@ from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 from numpyro.optim import optax_to_numpyro
+from numpyro.util import is_prng_key
 from tqdm.auto import trange
 
 from numpyro_sgmcmc import trees
@@ -50,6 +51,7 @@ def find_mode(
     :param bool progress_bar: whether to show one.
     :param model_kwargs: keyword arguments of the model.
     :return: dict of unconstrained values, for :class:`~numpyro_sgmcmc.ControlVariate` and ``init_params``.
+    :raises TypeError: a model that is not callable, or a key that is none.
     :raises ValueError: a model that cannot be minibatched so; an energy that is not finite at the start.
     :warns UserWarning: the end is more than one posterior standard deviation (root mean square over coordinates) from a
         minimum, or at none.
@@ -71,6 +73,10 @@ def find_mode(
         >>> bool(abs(mode["mu"] - x.mean()) < 0.01)
         True
     """
+    if not callable(model):
+        raise TypeError(f"model={model!r} is not a NumPyro model (a callable).")
+    if not is_prng_key(rng_key):
+        raise TypeError("the second argument is the random key: find_mode(model, jax.random.key(0), *model_args).")
     num_steps = checked_count("num_steps", num_steps)
     batch_size = checked_batch_size(batch_size)
     if optimizer is None:

@@ -72,7 +72,8 @@ def _place(leaf: Any) -> Any:
 def _program(jitted: Any, *args: Any) -> Callable:
     """A function of ``args``, compiled if it was not kept."""
     traced = jitted.trace(*args)
-    places = tuple(map(_place, jax.tree.leaves(args)))
+    leaves, structure = jax.tree.flatten(args)
+    places = tuple(map(_place, leaves))
     if Tracer in places:
         return jitted  # part of another program, which what is compiled cannot be
     if sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts) > CONSTANTS:
@@ -82,7 +83,9 @@ def _program(jitted: Any, *args: Any) -> Callable:
     if "callback" in text:  # which function it calls is not in the text
         return lowered.compile()
     default = getattr(jax.config, "jax_default_device")  # noqa: B009, unknown to the type checker
-    key = hashlib.sha256(text.encode()).digest(), places, default
+    # names of sites are not in the text, and what is compiled takes and gives trees of one structure only
+    structures = structure, jax.tree.structure(traced.out_info)
+    key = hashlib.sha256(text.encode()).digest(), structures, places, default
     if key not in _kept:
         _kept[key] = lowered.compile()
     _kept.move_to_end(key)

@@ -5,7 +5,7 @@ Convention (Chen, Ding & Carin 2015): :math:`z' = z - h \nabla U + \sqrt{2h}\, n
 Teh (2011), Dubey et al. (2016) among them, write h/2 where we write h.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 import math
 import numbers
@@ -130,6 +130,10 @@ class Piecewise:
     values: tuple[float, ...]
 
     def __post_init__(self):
+        if not (isinstance(self.boundaries, Iterable) and isinstance(self.values, Iterable)):
+            raise TypeError(
+                "Piecewise: give a sequence of boundaries and one of values, Piecewise((1000,), (1e-2, 5e-3))."
+            )
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
         object.__setattr__(self, "values", tuple(self.values))
         if len(self.values) != len(self.boundaries) + 1:
@@ -193,16 +197,20 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
     if isinstance(step_size, Callable):
         try:
             h = jax.eval_shape(lambda i: jnp.asarray(step_size(i)), jax.ShapeDtypeStruct((), jnp.int32))
-        except Exception as error:
+        except jax.errors.JAXTypeError as error:
             raise TypeError(
                 f"step_size={step_size!r} fails at a traced step index: {type(error).__name__}. Write it with "
                 "jax.numpy: `jnp.where(i < 100, 1e-2, 1e-3)` in place of `if`, or take Piecewise."
+            ) from error
+        except Exception as error:
+            raise TypeError(
+                f"step_size={step_size!r} is called with the step index and has to return h, but fails: {error}"
             ) from error
         if h.size != 1:
             raise ValueError(f"step_size={step_size!r} returns shape {h.shape}; the step size is one number.")
         return step_size
     try:
-        value = float(step_size)
+        value = float(None if isinstance(step_size, (bool, str)) else step_size)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
         raise TypeError(f"step_size={step_size!r} is neither a number nor a function of the step index.") from None
     if not (math.isfinite(value) and value > 0):

@@ -31,6 +31,7 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
     :param bool group_by_chain: shape ``(chains, draws)`` in place of ``(chains * draws,)``, the order of
         ``mcmc.get_samples()``.
     :return: positive numbers with sum 1.
+    :raises TypeError: ``mcmc`` is not an :class:`~numpyro.infer.MCMC`.
     :raises ValueError: the run has kept no step sizes.
 
     **Example**
@@ -56,6 +57,8 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         >>> bool(abs(weighted_summary(mcmc)["mu"]["mean"] - x.mean()) < 0.02)
         True
     """
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(f"{type(mcmc).__name__} is not a numpyro.infer.MCMC that has run.")
     fields = mcmc.get_extra_fields(group_by_chain=True)
     if "step_size" not in fields:
         raise ValueError("the run has kept no field 'step_size': weights are for the kernels of numpyro_sgmcmc.")

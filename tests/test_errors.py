@@ -12,7 +12,19 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, init_to_value
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Minibatch
+from numpyro_sgmcmc import (
+    MSGNHT,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    ControlVariate,
+    Minibatch,
+    Piecewise,
+    Polynomial,
+    find_mode,
+    gradient_noise,
+    weighted_summary,
+)
 
 N = 12
 Y = np.asarray(random.normal(random.key(0), (N,)))
@@ -30,6 +42,12 @@ def unindexed(y):
         numpyro.sample("y", dist.Normal(mu, 1), obs=y)
 
 
+def vector(y):
+    w = numpyro.sample("w", dist.Normal(0, 10).expand([2]).to_event(1))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(w.sum(), 1), obs=y[rows])
+
+
 def local_latent(y):
     mu = numpyro.sample("mu", dist.Normal(0, 10))
     with numpyro.plate("N", N) as rows:
@@ -41,6 +59,12 @@ def masked_latent(y):
     mu = numpyro.sample("mu", dist.Normal(0, 10))
     with numpyro.plate("N", N) as rows:
         numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows], obs_mask=(jnp.arange(N) > 3)[rows])
+
+
+def two_axes(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N, dim=-2) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
 
 
 def discrete_latent(y):
@@ -161,6 +185,25 @@ def test_a_model_that_cannot_be_minibatched_so(model, batch_size, message):
         start(model, batch_size=batch_size)
 
 
+def test_a_column_beside_a_vector_is_refused():
+    with pytest.raises(ValueError, match=r"site 'y'.*shape \(4, 4\): dimension -2 has 4 elements too.*\(N, 1\)"):
+        start(good, data=Y[:, None])
+    start(two_axes, data=np.tile(Y[:, None], (1, 3)))  # an axis of another size, as NumPyro allows
+
+
+@pytest.mark.parametrize(
+    "data, what",
+    [
+        (Y.tolist(), "argument 1 is a list"),
+        (Y.astype(object), "argument 1 is an array of dtype object"),
+        (np.array(["a"] * N), "argument 1 is an array of dtype <U1"),
+    ],
+)
+def test_data_that_are_no_array_of_numbers(data, what):
+    with pytest.raises(ValueError, match=f"{what}.*np.asarray"):
+        start(good, data=data)
+
+
 def test_a_full_plate_in_scan_is_fine():
     start(plate_in_scan, batch_size=None)
 
@@ -223,6 +266,12 @@ def test_zero_friction_and_diffusion_are_legal():
         ({"rows": "reshuffled"}, TypeError, "rows='reshuffled' is not an instance"),
         ({"step_size": 0.0}, ValueError, "step_size=0.0.*positive and finite"),
         ({"step_size": None}, TypeError, "step_size=None is neither"),
+        ({"step_size": True}, TypeError, "step_size=True is neither"),
+        ({"step_size": "1e-2"}, TypeError, "step_size='1e-2' is neither"),
+        ({"step_size": Polynomial}, TypeError, "called with the step index.*missing 2 required positional arguments"),
+        ({"friction": "1"}, ValueError, "friction='1'.*finite number"),
+        ({"integrator": "aboba"}, ValueError, "no flow 'a'. A word is written in capitals"),
+        ({"batch_size": {"N": None}}, TypeError, r"batch_size\['N'\]=None: give a whole number of rows\.$"),
         ({"step_size": lambda i: 0.1 if i < 5 else 0.01}, TypeError, "fails at a traced step index: TracerBool"),
         ({"step_size": lambda i: jnp.ones(3)}, ValueError, r"returns shape \(3,\); the step size is one number"),
         ({"init_strategy": "median"}, TypeError, "init_strategy='median' is not a function"),
@@ -266,6 +315,40 @@ def test_an_inverse_mass_that_is_not_like_z(inverse_mass, message):
 def test_init_params_that_do_not_fit(init_params, message):
     with pytest.raises(ValueError, match=message):
         start(good, init_params=init_params)
+
+
+def test_a_list_may_be_a_start():
+    assert start(good, init_params={"mu": np.float64(1)}).z["mu"] == 1
+    assert start(vector, init_params={"w": [0.0, 1.0]}).z["w"].tolist() == [0.0, 1.0]
+
+
+def test_a_centre_that_is_not_finite():
+    with pytest.raises(ValueError, match=r"ControlVariate\(center\)\['mu'\] holds a number that is not finite"):
+        start(good, gradient=ControlVariate({"mu": np.nan}))
+
+
+def test_a_state_of_another_model():
+    state = start(good)
+    with pytest.raises(ValueError, match=r"unconstrained shapes {'mu': \(\)}, the model has {'w': \(2,\)}"):
+        SGLD(vector, step_size=1e-2, batch_size=4).sample(state, (Y,), {})
+
+
+def test_what_is_no_state_run_or_key():
+    kernel = SGLD(good, step_size=1e-2, batch_size=4)
+    for wrong in (None, {"mu": Y}):
+        with pytest.raises(TypeError, match="not a state of the kernel: give mcmc.last_state"):
+            gradient_noise(kernel, wrong, Y)
+    with pytest.raises(TypeError, match="SGLD is not a numpyro.infer.MCMC"):
+        weighted_summary(kernel)
+    with pytest.raises(TypeError, match="the second argument is the random key"):
+        find_mode(good, Y)
+    with pytest.raises(TypeError, match="not a NumPyro model"):
+        find_mode(kernel, random.key(0), Y)
+
+
+def test_phases_are_sequences():
+    with pytest.raises(TypeError, match="Piecewise: give a sequence"):
+        Piecewise(10, (1e-2, 1e-3))
 
 
 def test_an_integer_start_is_cast():

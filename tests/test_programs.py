@@ -47,6 +47,23 @@ def test_nor_is_a_second_search_for_the_mode(compilations):
     assert len(compilations) == first > 0
 
 
+def test_names_of_sites_make_another_program():
+    def named(name):
+        def model(x):
+            mu = numpyro.sample(name, dist.Normal(0, 1))
+            with numpyro.plate("N", len(x)) as rows:
+                numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+
+        return model
+
+    for name in ("mu", "theta"):
+        mode = find_mode(
+            named(name), random.key(0), models.ROWS, batch_size=models.B, num_steps=500, progress_bar=False
+        )
+        assert set(mode) == set(start(named(name), models.ROWS).z) == {name}
+    SGHMC(models.gaussian, step_size=0.1, batch_size=models.B).init(random.key(0), 0, {}, (models.ROWS,), {})
+
+
 def test_a_search_is_lowered_once_for_all_its_segments(monkeypatch):
     count = []
     lower = jax.stages.Traced.lower
