@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 import sys
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -85,6 +86,9 @@ def available(name, folder=None):
 
 def find(name, folder=None):
     """The path of ``name``.npz, or the end of the program with a word on where to get it and where to put it."""
+    if folder and not Path(folder).is_dir():
+        sys.exit(f"--data-dir {folder}: there is no such folder.")
+    name = name.removesuffix(".npz")
     folders = search_path(folder)
     for candidate in (folder / f"{name}.npz" for folder in folders):
         if candidate.is_file():
@@ -101,9 +105,13 @@ def find(name, folder=None):
 
 
 def read(name, folder=None):
-    """The arrays of ``name``.npz."""
-    with np.load(find(name, folder)) as archive:
-        return dict(archive)
+    """The arrays of ``name``.npz, all of numbers but for names of columns."""
+    path = find(name, folder)
+    try:
+        with np.load(path) as archive:
+            return dict(archive)
+    except (ValueError, EOFError, TypeError, BadZipFile) as error:
+        sys.exit(f"{path} is not an archive of arrays of numbers made by numpy.savez: {error}")
 
 
 def parts(name, folder=None):
@@ -117,6 +125,12 @@ def parts(name, folder=None):
         X, y, X_test, y_test = arrays["X"], arrays["y"], None, None
     else:
         sys.exit(f"{name}.npz holds {', '.join(arrays)}; this program needs X, y or X_train, y_train, X_test, y_test.")
+    for X_part, y_part in ((X, y), (X_test, y_test)) if X_test is not None else ((X, y),):
+        if X_part.ndim < 2 or y_part.shape != X_part.shape[:1]:
+            sys.exit(
+                f"{name}.npz has X of shape {X_part.shape} and y of shape {y_part.shape}; this program needs a matrix "
+                "with a row, and a vector with a number, for each observation."
+            )
     if name in LEAKS and "feature_names" in arrays:
         kept = ~np.isin(arrays["feature_names"], LEAKS[name])
         X, X_test = X[:, kept], None if X_test is None else X_test[:, kept]

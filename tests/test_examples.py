@@ -68,3 +68,53 @@ def test_links_between_pages_lead_somewhere(name):
     page = ROOT / name
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{name} links to {target}"
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"X": np.ones((5, 2)), "y": np.ones((5, 1))}, r"X of shape \(5, 2\) and y of shape \(5, 1\)"),
+        ({"X": np.ones((5, 2)), "y": np.ones(4)}, r"y of shape \(4,\)"),
+        ({"X": np.ones(5), "y": np.ones(5)}, r"X of shape \(5,\)"),
+        ({"X": np.array([["a", None]]), "y": np.ones(1)}, "mine.npz is not an archive of arrays of numbers"),
+        ({"x": np.ones(5)}, "this program needs X, y or"),
+        (None, "mine.npz is not an archive of arrays of numbers"),
+    ],
+)
+def test_an_archive_that_does_not_fit(arrays, message, tmp_path, examples):
+    import datasets
+
+    if arrays is None:
+        (tmp_path / "mine.npz").write_text("no archive")
+    else:
+        np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(SystemExit, match=message):
+        datasets.parts("mine", tmp_path)
+    with pytest.raises(SystemExit, match="there is no such folder"):
+        datasets.parts("mine", tmp_path / "elsewhere")
+
+
+def test_a_name_may_have_its_suffix(tmp_path, examples):
+    import datasets
+
+    np.savez(tmp_path / "mine.npz", X=np.ones((5, 2)), y=np.ones(5))
+    assert datasets.parts("mine.npz", tmp_path)[0].shape == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "line, as_shown",
+    [("", True), ("--seed 3 --fast", True), ("--rows 10", True), ("--rows 2 --fast", True), ("--rows 10 --fast", False)]
+    + [("--step-sizes 0.1 0.2", True), ("--step-sizes 0.1", False)],
+)
+def test_settings_of_a_page_are_told_from_others(line, as_shown, monkeypatch, examples):
+    import gallery
+
+    monkeypatch.setattr(sys, "argv", ["plot_something.py", *line.split()])
+    arguments = gallery.parser("Title\n\nWhat it does.", rows=(2, 10))
+    arguments.add_argument("--step-sizes", type=float, nargs="+", default=(0.1, 0.2))
+    assert gallery.parsed(arguments, rows=(2, 10)).as_shown == as_shown
