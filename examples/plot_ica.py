@@ -237,7 +237,8 @@ def nuts(args):
 # ------------
 # Each method has the same number of candidates, of which the validation part chooses by the mean score in the second
 # half of the run. Several chains try each, for at a step size that is nearly too large one chain in a few leaves for
-# good. The chosen one is run again with new random numbers, and these chains are scored on the test part.
+# good. The chosen one is run again with new random numbers, and these chains are scored on the test part, by their
+# median. Those that leave, which end a nat a row or more below NUTS, are counted.
 
 
 def fold_results(part, draws, runners, args, key):
@@ -258,15 +259,17 @@ def fold_results(part, draws, runners, args, key):
         path = run(
             random.split(key_test, args.chains), jnp.tile(jnp.array(settings[chosen]), (args.chains, 1)), part.train
         )
+        gap = found["NUTS"]["score"] - np.asarray(scores(path.W, part.test))
         found[name] = {
             "setting": settings[chosen],
             "at edge": at_edge(METHODS[name], args.first, settings[chosen]),
-            "gap": np.asarray(found["NUTS"]["score"] - scores(path.W, part.test).mean(1)),
-            "noise": np.asarray(path.noise.mean(1)),
-            "predictive": np.mean([predictive(path.W[half:, chain], part.test) for chain in range(args.chains)]),
+            "gap": np.median(gap, 1),
+            "left": int((~(gap[-1] < 1)).sum()),
+            "noise": np.median(path.noise, 1),
+            "predictive": np.median([predictive(path.W[half:, chain], part.test) for chain in range(args.chains)]),
         }
         if part.mixing is not None:
-            found[name]["amari"] = np.mean([amari(W, part.mixing) for W in np.asarray(path.W[-1])])
+            found[name]["amari"] = np.median([amari(W, part.mixing) for W in np.asarray(path.W[-1])])
     return found
 
 
@@ -331,6 +334,7 @@ def summary(found, parts, gain, clocks):
         result["methods"][name] = {
             "first step times N, and how it goes on": [fold["setting"] for fold in folds],
             "folds at an edge of the grid": sum(fold["at edge"] for fold in folds),
+            "chains that left": sum(fold["left"] for fold in folds),
             "passes": clock.tolist(),
             "gap": gap.tolist(),
             "gap_se": gap_se.tolist(),
@@ -363,14 +367,17 @@ def report(name, result):
         end="",
     )
     print(f", Amari distance {nuts['amari'][0]:.4f} ({nuts['amari'][1]:.4f})" if amari else "")
-    print(f"{'':18}{'below NUTS at the end':>24}{'predictive':>20}{'passes to 0.02':>16}{'at edge':>9}", end="")
+    print(
+        f"{'':18}{'below NUTS at the end':>24}{'predictive':>20}{'passes to 0.02':>16}{'at edge':>9}{'left':>6}", end=""
+    )
     print(f"{'Amari distance':>20}" if amari else "")
     for method, r in result["methods"].items():
         print(
             f"{method:18}"
             + "{:15.4f} ({:.4f})".format(*r["last gap"])
             + "{:12.4f} ({:.4f})".format(*r["predictive gap"])
-            + f"{first_pass(r['passes'], r['gap'], 0.02):15.1f}{r['folds at an edge of the grid']:9}"
+            + f"{first_pass(r['passes'], r['gap'], 0.02):15.1f}"
+            + f"{r['folds at an edge of the grid']:9}{r['chains that left']:6}"
             + ("{:12.4f} ({:.4f})".format(*r["amari"]) if amari else "")
         )
 
