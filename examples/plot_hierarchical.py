@@ -388,7 +388,7 @@ def numbers(found):
 # come within 2 %.
 #
 # **The clock.** On 100 000 rows both took about as long on the machine of these figures, 13 s, and most of the time of
-# SGHMC was compilation. On a million rows NUTS took 165 s. SGHMC, with minibatches of the same size, took 16 s and was
+# SGHMC was compilation. On a million rows NUTS took 130 s. SGHMC, with minibatches of the same size, took 17 s and was
 # as good: the noise that control variates leave depends on how many rows of a group are in a minibatch, not on how many
 # there are.
 #
