@@ -474,13 +474,16 @@ def draw(results, score):
 
 
 def draw_curves(ax, curves):
+    lowest = np.inf
     for name, found in curves.items():
         x, points = windows(found.passes, found.test)
         mean, error = points.mean(0), found.error(points)
+        lowest = min(lowest, mean.min())
         color, line, marker = LOOKS[name]
         ax.plot(x, mean, color=color, ls=line, lw=2, marker=marker, markevery=0.2, label=name)
         ax.fill_between(x, mean - error, mean + error, color=color, alpha=0.2, lw=0)
     ax.set_yscale("log")
+    ax.set_ylim(bottom=0.8 * lowest)  # not where a band may end
 
 
 def draw_points(ax, results, value, error):
