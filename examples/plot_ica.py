@@ -142,6 +142,7 @@ METHODS = {
 
 
 FAST = ("SGLD", "SAGA-LD")  # what --fast runs
+PLAIN = ("SGLD", "SGLD, two phases")  # those without variance reduction
 
 
 def candidates(method, first):
@@ -317,6 +318,11 @@ def summary(found, parts, gain, clocks):
     def mean_and_error(values):
         return np.mean(values, 0), datasets.error_over_splits(values, len(parts[0].train), len(parts[0].test))
 
+    def ends(name):
+        """The gap in the last pass, for each fold."""
+        clock = clocks[name]
+        return [fold[name]["gap"][clock > clock[-1] - 1].mean() for fold in found]
+
     constant = np.mean([part.constant for part in parts])
     nuts = {k: mean_and_error([fold["NUTS"][k] for fold in found]) for k in found[0]["NUTS"]}
     result = {
@@ -329,8 +335,7 @@ def summary(found, parts, gain, clocks):
     for name, clock in clocks.items():
         folds = [fold[name] for fold in found]
         gap, gap_se = mean_and_error([fold["gap"] for fold in folds])
-        last = [fold["gap"][clock > clock[-1] - 1].mean() for fold in folds]
-        others = [fold["SGLD"]["gap"][clocks["SGLD"] > clocks["SGLD"][-1] - 1].mean() for fold in found]
+        last = ends(name)
         result["methods"][name] = {
             "first step times N, and how it goes on": [fold["setting"] for fold in folds],
             "folds at an edge of the grid": sum(fold["at edge"] for fold in folds),
@@ -340,7 +345,9 @@ def summary(found, parts, gain, clocks):
             "gap_se": gap_se.tolist(),
             "noise": mean_and_error([fold["noise"] for fold in folds])[0].tolist(),
             "last gap": mean_and_error(last),
-            "less than that of SGLD by": mean_and_error(np.subtract(others, last)),
+            "less than that of": {
+                plain: mean_and_error(np.subtract(ends(plain), last)) for plain in PLAIN if plain in clocks
+            },
             "predictive gap": mean_and_error([f["NUTS"]["predictive"] - f[name]["predictive"] for f in found]),
         }
         if "amari" in folds[0]:
@@ -416,12 +423,13 @@ def draw(results):
 # What is claimed, and what is not
 # --------------------------------
 # On the electroencephalogram and on the simulated sources, with settings chosen by the same rule, SAGA-LD ends nearer
-# to NUTS than SGLD: less than 0.001 nats a row below it in place of 0.008, with standard errors over the folds several
-# times smaller than the difference. Phases of constant steps without the variance reduction are no better than SGLD.
+# to NUTS: less than 0.001 nats a row below it. The same phases of constant steps without the variance reduction end
+# 0.008 below, more than ten standard errors over the folds away, SGLD with decreasing steps 0.009 and 0.013. What is
+# chosen for SGLD is near the step sizes at which chains leave: 3 of its 60 chains do, and none of the other samplers.
 # This agrees with the left panel of figure 3 of the paper, where SAGA-LD has the better test likelihood.
 #
 # It does not hold from the start. In the first pass SAGA is filling its table and has most of the noise of plain
-# minibatches, and SGLD is as good or better. SVRG-LD pays three gradients of each row an epoch and is behind SGLD for
+# minibatches; two phases without it are as fast. SVRG-LD pays three gradients of each row an epoch and is behind for
 # some passes. All settings were chosen for the second half of twelve passes; a shorter budget would have other ones. On
 # other data nothing is asserted.
 #
@@ -439,13 +447,18 @@ def check(results, fast):
         for estimator, gain in result["variance of plain minibatches over that of"].items():
             assert gain > 10, f"{name}: {estimator} makes the variance of the gradient only {gain:.1f} times smaller"
         methods = result["methods"]
-        saga, sgld = (methods[method]["last gap"][0] for method in ("SAGA-LD", "SGLD"))
+        saga = methods["SAGA-LD"]["last gap"][0]
         assert saga < 0.01, f"{name}: SAGA-LD ends {saga:.4f} nats a row below NUTS"
         if fast:
             continue
-        assert saga < 0.5 * sgld, f"{name}: SAGA-LD does not end nearer to NUTS than SGLD: {saga:.4f}, {sgld:.4f}"
-        less, error = methods["SAGA-LD"]["less than that of SGLD by"]
-        assert less > 3 * error, f"{name}: SAGA-LD ends nearer to NUTS than SGLD by {less:.4f} ({error:.4f}) only"
+        assert methods["SAGA-LD"]["chains that left"] == 0, f"{name}: chains of SAGA-LD left"
+        for plain, (less, error) in methods["SAGA-LD"]["less than that of"].items():
+            message = (
+                f"{name}: SAGA-LD ends {saga:.4f} nats a row below NUTS, {plain} only {less:.4f} ({error:.4f}) more"
+            )
+            assert less > saga, message
+            # the settings that are chosen for SGLD are near those at which chains leave, and its score varies
+            assert less > 3 * error or plain == "SGLD", message
         if name == "simulated":
             found, best = methods["SAGA-LD"]["amari"][0], result["NUTS"]["amari"][0]
             assert abs(found - best) < 0.01, f"Amari distance {found:.4f}, by NUTS {best:.4f}"
