@@ -177,14 +177,15 @@ def section(name, source, rows, folder):
     if metrics["settings"]["fast"]:
         settings += "; a fast run, which shows no more than that the program works"
     lines = ["| | paper | ours |", "| --- | --- | --- |"] + [f"| {' | '.join(row)} |" for row in rows(metrics)]
-    return f"{head}{metrics['seconds']:.0f} s; {settings}.\n\n" + "\n".join(lines) + "\n"
+    date = datetime.date.fromtimestamp(path.stat().st_mtime)
+    return f"{head}{metrics['seconds']:.0f} s on {date}; {settings}.\n\n" + "\n".join(lines) + "\n"
 
 
 def main(args):
     machine = f"{os.cpu_count()} cores, jax {version('jax')}, numpyro {version('numpyro')}"
     head = (
         "# Results\n\n"
-        f"What `make figures experiments` found on {datetime.date.today()} ({machine}); written by "
+        f"What `make figures experiments` found ({machine}); written by "
         "[results.py](results.py). `±` is a standard error over seeds, folds or chains. What the numbers mean, and "
         "what they do not show, is told in the programs.\n\n"
     )

@@ -25,7 +25,8 @@ from numpyro_sgmcmc import SAGA, SGLD, SVRG, Minibatch, WithoutReplacement, grad
 
 SIZE = {"folds": (2, 5), "chains": (32, 200)}  # with --fast, without
 DRAWS, WINDOWS, LAST = 200, 40, 0.1  # draws looked at in a run, points of a curve, share of a run that gives its score
-FIRST = [0.003, 0.01, 0.03, 0.1, 0.3, 0.7, 1.4, 2.8, 5.6]  # step sizes tried, in units of 1 / the largest curvature
+# step sizes tried, in units of 1 / the largest curvature
+FIRST = {"first": ((0.1, 0.3, 0.7, 1.4), (0.003, 0.01, 0.03, 0.1, 0.3, 0.7, 1.4, 2.8, 5.6))}
 LOOKS = {  # colours of Okabe & Ito
     "SGLD": ("#D55E00", "--", "s"),
     "SAGA-LD": ("#0072B2", "-", "o"),
@@ -103,10 +104,10 @@ def arguments(description, budgets):
     add("--passes", type=float, help=f"through the data, for each sampler; {budgets}, 5 for others")
     add("--batch-size", type=int, default=10)
     add("--spread", type=float, default=1.0, help="sd of the normal law that the starts are drawn from")
-    add("--first", type=float, nargs="+", default=FIRST, help="step sizes tried, * lambda")
+    add("--first", type=float, nargs="+", metavar="H", help="step sizes tried, * lambda")
     add("--init", choices=("online", "full", "zeros"), default="online", help="how the table of SAGA is filled")
     add("--step-size", type=float, default=0.1, help="the constant one, / the largest stable")
-    return parsed(options, **SIZE)
+    return parsed(options, **SIZE, **FIRST)
 
 
 def simulated(labels, folder):
