@@ -40,7 +40,7 @@ SIZE = {  # with --fast, without
     "simulated_rows": (4000, 20_000),
     "channels": (5, 10),
     "repeats": (1, 3),
-    "chains": (4, 6),
+    "chains": (6, 6),  # with --fast as many as candidates, for one program
     "draws": (60, 150),
 }
 FIRST = {"first": ((0.03, 0.3), (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))}  # step sizes tried, times N
