@@ -76,12 +76,13 @@ def _outline_of_all_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> 
 
 
 def _no_array_of_numbers(args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """The first of the arguments that is a list, a column of a data frame or an array of something else."""
+    """The first of the arguments that is a list of numbers, a column of a data frame or an array of something else."""
     named = [(f"argument {k}", arg) for k, arg in enumerate(args, 1)] + [(f"{k}=", arg) for k, arg in kwargs.items()]
     for name, arg in named:
         if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
             return f"{name} is an array of dtype {arg.dtype}"
-        if isinstance(arg, (list, tuple)) or type(arg).__module__.partition(".")[0] in ("pandas", "polars"):
+        plain = isinstance(arg, (list, tuple)) and any(isinstance(x, (int, float, str)) for x in jax.tree.leaves(arg))
+        if plain or type(arg).__module__.partition(".")[0] in ("pandas", "polars"):
             return f"{name} is a {type(arg).__name__}"
     return ""
 
