@@ -7,6 +7,7 @@ import sys
 import time
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 BEGAN = time.perf_counter()
@@ -52,6 +53,12 @@ def shown(args):
     if not args.as_shown:
         print("Nothing is asserted of other settings than those of the page.")
     return args.as_shown
+
+
+def ratio(a, b):
+    """Ratio of the means over chains, and its standard error; the same noise makes chains comparable one by one."""
+    r = a.mean() / b.mean()
+    return float(r), float((a - r * b).std(ddof=1) / np.sqrt(len(a)) / abs(b.mean()))
 
 
 def save(args, name, figure, metrics):

@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 INTEGRATORS = {"ssi": "#0072B2", "euler": "#D55E00"}
 MARKERS = "os^Dv"
-BATCH_SIZE, DIFFUSION = 100, 5.0  # of the paper
 WORKS = 80.0  # per cent of the test rows, for a run to count as working
 
 
@@ -30,8 +29,8 @@ def arguments(description, size, lists, network):
     options = parser(description, **size)
     options.add_argument("--data", nargs="+", metavar="NAME", help="sets NAME.npz (default: mnist if it is found)")
     options.add_argument("--data-dir", metavar="FOLDER", help="where they are")
-    options.add_argument("--batch-size", type=int, default=BATCH_SIZE)
-    options.add_argument("--diffusion", type=float, default=DIFFUSION, help="D")
+    options.add_argument("--batch-size", type=int, default=100)
+    options.add_argument("--diffusion", type=float, default=5.0, help="D")
     options.add_argument("--step-size", type=float, help="h, halved after half of the epochs")
     options.add_argument("--sweep", type=float, nargs="+", help="step sizes of the short runs")
     options.add_argument("--step-sizes", type=float, nargs="+", help="candidates for h")

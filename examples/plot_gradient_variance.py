@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 
 import datasets
-from gallery import parsed, parser, save, shown
+from gallery import parsed, parser, ratio, save, shown
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -140,12 +140,6 @@ def along_the_way(name, args):
 # ------
 # Of the variance of plain minibatches to that of the other estimator, from one pass to the next, with standard errors
 # over chains. The same rows and noise make the chains of the two comparable one by one.
-
-
-def ratio(plain, other):
-    """Ratio of the means over chains, and its standard error."""
-    r = plain.mean() / other.mean()
-    return float(r), float((plain - r * other).std(ddof=1) / np.sqrt(len(plain)) / other.mean())
 
 
 def by_pass(found, estimator, place, h):

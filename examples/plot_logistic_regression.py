@@ -324,7 +324,7 @@ def check(name, found, args):
                 assert row["failed"] == row["seeds"], f"{where}: a chain did not fail"
     for sampler, row in found["chosen"].items():
         away = abs(row["accuracy"] - found["mode"])
-        assert away < 2 * found["test_se"], f"{name}, {sampler}: {away:.2f} points from the mode"
+        assert away < found["test_se"], f"{name}, {sampler}: {away:.2f} points from the mode"
 
 
 # %%

@@ -11,6 +11,15 @@ import numpy as np
 from numpyro_sgmcmc.base import Plate
 
 
+def checked_model(model: Any) -> Any:
+    """
+    :raises TypeError: not a callable.
+    """
+    if not callable(model):
+        raise TypeError(f"model={model!r} is not a NumPyro model (a callable).")
+    return model
+
+
 def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     """
     What can be said of ``batch_size`` before a model is seen.

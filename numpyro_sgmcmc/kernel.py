@@ -26,6 +26,7 @@ from numpyro_sgmcmc.arguments import (
     checked_batch_size,
     checked_count,
     checked_init_strategy,
+    checked_model,
     checked_part,
 )
 from numpyro_sgmcmc.base import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
@@ -92,12 +93,10 @@ class SGMCMC(MCMCKernel):
         steps_per_sample: int = 1,
         init_strategy: Any = None,
     ):
-        if not callable(model):
-            raise TypeError(f"model={model!r} is not a NumPyro model (a callable).")
         integrator.check(dynamics)
         gradient = checked_part("gradient", gradient, "evaluate", "Minibatch()")
         gradient, rows = gradient.joined(checked_part("rows", rows, "__call__", "Reshuffled()"))
-        self._model = model
+        self._model = checked_model(model)
         self._chain = Chain(
             dynamics,
             integrator,

@@ -12,7 +12,7 @@ from numpyro.util import is_prng_key
 from tqdm.auto import trange
 
 from numpyro_sgmcmc import trees
-from numpyro_sgmcmc.arguments import check_energies, checked_batch_size, checked_count
+from numpyro_sgmcmc.arguments import check_energies, checked_batch_size, checked_count, checked_model
 from numpyro_sgmcmc.base import Potential, RowsState, Sites
 from numpyro_sgmcmc.batches import Reshuffled, next_rows
 from numpyro_sgmcmc.gradients import full_gradient, over_all_rows
@@ -73,8 +73,7 @@ def find_mode(
         >>> bool(abs(mode["mu"] - x.mean()) < 0.01)
         True
     """
-    if not callable(model):
-        raise TypeError(f"model={model!r} is not a NumPyro model (a callable).")
+    checked_model(model)
     if not is_prng_key(rng_key):
         raise TypeError("the second argument is the random key: find_mode(model, jax.random.key(0), *model_args).")
     num_steps = checked_count("num_steps", num_steps)
