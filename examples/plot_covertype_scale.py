@@ -25,7 +25,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import HMC, HMCECS, MCMC, NUTS
+from numpyro.infer import HMC, HMCECS, NUTS
+from reference import hmc_draws
 from tqdm import tqdm
 
 from numpyro_sgmcmc import SGHMC, ControlVariate, Reshuffled, find_mode, shuffle_rows
@@ -34,7 +35,7 @@ CONTINUOUS, AREAS, SOILS = 10, 4, 40
 APART = 2.0  # units of time between draws of SGHMC
 RAREST = 1e-4  # share of the rarest soil type of simulated rows, relative to that of the commonest
 SIZE = {  # with --fast, without
-    "rows": (20_000, 1_000_000),
+    "rows": (10_000, 1_000_000),
     "budget": (1, 100),
     "chains": (16, 4),
     "pace": (1, 4),  # units of time an epoch of SGHMC
@@ -121,12 +122,11 @@ def truth(data, args, chains=16, burn_in=10):
     start = axes.T @ mode + np.random.default_rng(args.seed).standard_normal((chains, len(mode))) / np.sqrt(mass)
     options = {"trajectory_length": np.pi / 2, "num_steps": 3, "adapt_step_size": False, "adapt_mass_matrix": False}
     kernel = HMC(model, inverse_mass_matrix={("v",): jnp.asarray(1 / mass)}, **options)
-    options = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=burn_in, num_samples=args.truth, **options)
     arrays = jnp.asarray(data.X), jnp.asarray(data.y), jnp.asarray(axes)
-    mcmc.run(random.key(args.seed + 1), *arrays, init_params={"v": jnp.asarray(start)}, extra_fields=("accept_prob",))
-    print(f"truth: {args.truth} draws of {chains} chains, accepted {mcmc.get_extra_fields()['accept_prob'].mean():.0%}")
-    return Truth(np.asarray(mcmc.get_samples(group_by_chain=True)["v"]).swapaxes(0, 1) @ axes.T, axes)
+    keys = random.split(random.key(args.seed + 1), chains)
+    draws, accepted = hmc_draws(kernel, burn_in, args.truth, keys, {"v": jnp.asarray(start)}, *arrays)
+    print(f"truth: {args.truth} draws of {chains} chains, accepted {accepted.mean():.0%}")
+    return Truth(np.asarray(draws["v"]).swapaxes(0, 1) @ axes.T, axes)
 
 
 # %%

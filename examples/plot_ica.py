@@ -26,7 +26,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import NUTS
+from reference import hmc_draws
 from tqdm import tqdm
 
 from numpyro_sgmcmc import SAGA, SGLD, SVRG, ControlVariate, Minibatch, WithoutReplacement, find_mode, gradient_noise
@@ -39,7 +40,7 @@ SIZE = {  # with --fast, without
     "passes": (6, 12),
     "simulated_rows": (4000, 20_000),
     "channels": (5, 10),
-    "repeats": (1, 3),
+    "repeats": (1, 2),
     "chains": (6, 6),  # with --fast as many as candidates, for one program
     "draws": (60, 150),
 }
@@ -227,17 +228,11 @@ def amari(W, mixing):
     return excess / (2 * n * (n - 1))
 
 
-def nuts(args):
-    """NUTS, to be run on each fold: compiled once."""
-    options = {"num_warmup": args.draws // 2, "num_samples": args.draws, "progress_bar": False, "jit_model_args": True}
-    return MCMC(NUTS(model), **options)
-
-
 # %%
 # The protocol
 # ------------
 # Each method has the same number of candidates, of which the validation part chooses by the mean score in the second
-# half of the run. Several chains try each, for at a step size that is nearly too large one chain in a few leaves for
+# half of the run. Two chains try each, for at a step size that is nearly too large one chain in a few leaves for
 # good. The chosen one is run again with new random numbers, and these chains are scored on the test part, by their
 # median. Those that leave, which end a nat a row or more below NUTS, are counted.
 
@@ -296,13 +291,13 @@ def experiment(name, args):
     size, test = len(parts[0].train), len(parts[0].test)
     print(f"{name or 'simulated'}: {X.shape[1]} channels, {size:,} rows for training, {test:,} for the test")
     runners = {method: runner(METHODS[method], size, args) for method in (FAST if args.fast else METHODS)}
-    mcmc = nuts(args)
+    kernel, start = NUTS(model), {"W": jnp.eye(X.shape[1])[None]}
     found = []
     for fold, part in enumerate(tqdm(parts, desc=name or "simulated")):
         key_nuts, key = random.split(random.key(args.seed * 1000 + fold))
-        start = {"W": jnp.eye(X.shape[1])}
-        mcmc.run(key_nuts, part.train, args.precision, init_params=start)
-        found.append(fold_results(part, mcmc.get_samples()["W"], runners, args, key))
+        data = part.train, args.precision
+        nuts, _ = hmc_draws(kernel, args.draws // 2, args.draws, key_nuts[None], start, *data)
+        found.append(fold_results(part, nuts["W"][0], runners, args, key))
     clocks = {method: clock for method, (_, clock) in runners.items()}
     return summary(found, parts, {} if args.fast else gains(parts[0], args), clocks)
 
