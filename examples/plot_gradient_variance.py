@@ -50,7 +50,7 @@ from numpyro_sgmcmc import SAGA, SGLD, SVRG, ControlVariate, Minibatch, WithoutR
 KNOWN = ("concrete", "airfoil", "pima")
 # where SAGA is noisier than plain minibatches in the first pass from a far start
 WORSE = ("concrete", "airfoil", "simulated")
-SIZE = {"chains": (12, 40), "looks": (4, 12)}  # with --fast, without
+SIZE = {"looks": (4, 12)}  # with --fast, without
 
 # %%
 # Model and data
@@ -244,6 +244,7 @@ if __name__ == "__main__":
     add("--data", nargs="+", metavar="NAME", help="NAME.npz with X and y; concrete, airfoil and pima, where found")
     add("--data-dir", type=Path, metavar="FOLDER", help="where the data are, if not in a usual place")
     add("--passes", type=float, default=8.0)
+    add("--chains", type=int, default=40)
     add("--batch-size", type=int, default=10)
     add("--batches", type=int, default=16, help="minibatches for a look at the variance")
     add("--step-sizes", type=float, nargs="+", default=[0.1, 0.2], help="* lambda, up to four")
