@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.noise import normal
+
 
 def normal_like(rng_key: jax.Array, tree: Any) -> Any:
     """
@@ -18,10 +20,10 @@ def normal_like(rng_key: jax.Array, tree: Any) -> Any:
     """
     leaves, treedef = jax.tree.flatten(tree)
     if len(leaves) == 1:
-        noise = [jax.random.normal(rng_key, leaves[0].shape, leaves[0].dtype)]
+        noise = [normal(rng_key, leaves[0].shape, leaves[0].dtype)]
     else:
         ends = np.cumsum([leaf.size for leaf in leaves])
-        flat = jax.random.normal(rng_key, (int(ends[-1]),), jnp.result_type(*leaves))
+        flat = normal(rng_key, (int(ends[-1]),), jnp.result_type(*leaves))
         parts = jnp.split(flat, ends[:-1])
         noise = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves)]
     return jax.tree.unflatten(treedef, noise)

@@ -155,7 +155,7 @@ def test_shuffle_rows_refuses_arrays_of_unlike_length(arrays):
 
 def test_chance_enters_by_two_doors_only():
     """
-    Calls that draw, in the code of the package (not its docstrings): rows in batches.py, noise in trees.py; and, of no
+    Calls that draw, in the code of the package (not its docstrings): rows in batches.py, noise in noise.py; and, of no
     concern to a chain, the resampling of draws that are kept.
     """
     draws = {"normal", "uniform", "randint", "choice", "permutation", "bits", "bernoulli", "gamma", "exponential"}
@@ -164,4 +164,4 @@ def test_chance_enters_by_two_doors_only():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in draws and "random" in ast.unparse(node.value):
                 doors.add(path.name)
-    assert doors == {"trees.py", "batches.py", "weights.py"}
+    assert doors == {"noise.py", "batches.py", "weights.py"}

@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, Reshuffled, WithReplacement
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, Reshuffled, WithReplacement, trees
 
 SHAPES = {"w1": (784, 100), "b1": (100,), "w2": (100, 10), "b2": (10,)}
 H = 1e-6
@@ -47,8 +47,7 @@ def optax_sgd(X, y, rows, steps, noise=False):
             updates, state = optimizer.update(jax.grad(loss)(p), state)
             p = optax.apply_updates(p, updates)
             if noise:
-                keys = random.split(key_noise, len(p))
-                p = {k: w + (2 * H) ** 0.5 * random.normal(key, w.shape) for key, (k, w) in zip(keys, p.items())}
+                p = jax.tree.map(lambda w, n: w + (2 * H) ** 0.5 * n, p, by_jax(key_noise, p))
             return (p, state, key), None
 
         return lax.scan(step, (p, optimizer.init(p), key), None, length=steps)[0][0]
@@ -56,14 +55,18 @@ def optax_sgd(X, y, rows, steps, noise=False):
     return lambda: loop(start(), random.key(1), X, y)
 
 
-def normals(steps):
+def by_jax(rng_key, tree):
+    keys = random.split(rng_key, len(tree))
+    return {name: random.normal(key, x.shape) for key, (name, x) in zip(keys, tree.items())}
+
+
+def normals(draw, steps):
     """The noise of a step and nothing else."""
 
     @jax.jit
     def loop(key):
         def step(sums, k):
-            keys = random.split(random.fold_in(key, k), len(SHAPES))
-            return {n: sums[n] + random.normal(key, s) for key, (n, s) in zip(keys, SHAPES.items())}, None
+            return jax.tree.map(jnp.add, sums, draw(random.fold_in(key, k), sums)), None
 
         return lax.scan(step, {n: jnp.zeros(s) for n, s in SHAPES.items()}, jnp.arange(steps))[0]
 
@@ -80,7 +83,8 @@ def compare(data, B, steps, repeats):
     cells = {
         "optax SGD": optax_sgd(*data, random_rows(N, B), steps),
         "optax SGD, neighbouring rows": optax_sgd(*data, neighbours(N, B), steps),
-        "normal numbers alone": normals(steps),
+        "normal numbers of JAX alone": normals(by_jax, steps),
+        "normal numbers of ours alone": normals(trees.normal_like, steps),
         "optax SGD with noise, by hand": optax_sgd(*data, random_rows(N, B), steps, noise=True),
         "SGLD, random rows": ours(SGLD, rows=WithReplacement()),
         "SGLD": ours(SGLD),
