@@ -58,7 +58,7 @@ def whole_error(kernel, num_samples=200):
     Mean over both whitened coordinates of the second moment, minus its exact 1, and its standard error over chains.
     """
     start = MEAN + np.asarray(random.normal(random.key(3), (CHAINS, 2))) @ np.linalg.cholesky(COVARIANCE).T
-    # thermostats find their balance 25 units of time slower than all the rest; the kernel's own start is in balance
+    # from D thermostats take 25 units of time to come to balance, more than the warm-up; the kernel starts them there
     start = None if isinstance(kernel, (SGNHT, MSGNHT)) else {"w": jnp.asarray(start, jnp.float32)}
     mean, second = whitened_second_moment(
         sample(kernel, jnp.asarray(X), jnp.asarray(Y), init_params=start, num_samples=num_samples)
