@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 import sys
 import time
+import warnings
 
 import matplotlib
 import numpy as np
@@ -53,6 +54,11 @@ def shown(args):
     if not args.as_shown:
         print("Nothing is asserted of other settings than those of the page.")
     return args.as_shown
+
+
+def expect_refusals():
+    """Without the warning of a chain that stands still, where step sizes that are too large are tried on purpose."""
+    warnings.filterwarnings("ignore", "a chain has refused")
 
 
 def ratio(a, b):

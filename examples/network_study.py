@@ -1,15 +1,15 @@
 """What the two programs on networks do with theirs: arguments, runs, report and picture."""
 
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 import datasets
-from gallery import parsed, parser, shown
+from gallery import expect_refusals, parsed, parser, shown
 import matplotlib.pyplot as plt
-from networks import Chain, Data, load, summary
+from networks import Chains, Data, Setting, load, summary
 import numpy as np
 from tqdm import tqdm
 
@@ -78,29 +78,34 @@ def study(networks, data, args):
     """
     :param networks: name -> :class:`~networks.Network`. D and h are chosen for the first of them.
     """
+    expect_refusals()
     seeds = range(args.seed, args.seed + args.seeds)
-
+    chains = {name: Chains(network, data, args.batch_size) for name, network in networks.items()}
     first, *_ = networks
-    chains = {name: Chain(network, data, args.batch_size) for name, network in networks.items()}
     candidates = list(product(args.diffusions, args.step_sizes))
-    repeats = len(networks) * len(INTEGRATORS) * args.seeds
-    epochs = args.epochs * (repeats + args.seeds) + args.sweep_epochs * repeats * len(args.sweep)
-    with tqdm(total=epochs + args.choice_epochs * len(candidates), desc=data.name, unit="epoch") as bar:
-        held_out = Chain(networks[first], data.validation(args.held_out, args.seed), args.batch_size)
+    trials = [Setting(args.seed, "ssi", *candidate) for candidate in candidates]
+    both = lambda h: [Setting(s, i, args.diffusion, h) for i, s in product(INTEGRATORS, seeds)]  # noqa: E731
+    paper = both(args.step_size)
+    epochs = len(networks) * len(paper) * (args.epochs + args.sweep_epochs * len(args.sweep))
+    epochs += args.choice_epochs * len(trials) * (len(trials) > 1)  # a single one needs no trial
+    epochs += args.epochs * args.seeds * (not set(trials) <= set(paper))
+    with tqdm(total=epochs, desc=data.name, unit="epoch") as bar:
         tried = dict.fromkeys(candidates)
-        for candidate in candidates if len(candidates) > 1 else ():  # a single one needs no trial
-            run = held_out.run(args.seed, "ssi", *candidate, args.choice_epochs, bar)
-            tried[candidate] = run["averaged"]["accuracy"]
+        if len(candidates) > 1:
+            held_out = Chains(networks[first], data.validation(args.held_out, args.seed), args.batch_size)
+            runs = held_out.run(trials, args.choice_epochs, bar)
+            tried = {candidate: run["averaged"]["accuracy"] for candidate, run in zip(candidates, runs)}
         best = max(tried, key=tried.get)
-        chosen = [chains[first].run(seed, "ssi", *best, args.epochs, bar) for seed in seeds]
+        wanted = [Setting(seed, "ssi", *best) for seed in seeds]
 
-        curves, sweep = {}, {}
-        for name, integrator in product(networks, INTEGRATORS):
-            run = partial(chains[name].run, integrator=integrator, diffusion=args.diffusion, bar=bar)
-            curves[name, integrator] = [run(seed, h=args.step_size, epochs=args.epochs) for seed in seeds]
-            sweep[name, integrator] = {
-                h: [run(seed, h=h, epochs=args.sweep_epochs, halve=False) for seed in seeds] for h in args.sweep
-            }
+        curves, sweep = defaultdict(list), defaultdict(lambda: defaultdict(list))
+        for name in networks:
+            for setting, run in zip(paper, chains[name].run(paper, args.epochs, bar)):
+                curves[name, setting.integrator].append(run)
+            for h in args.sweep:  # as many chains at once as above, for one compiled program
+                for setting, run in zip(both(h), chains[name].run(both(h), args.sweep_epochs, bar, halve=False)):
+                    sweep[name, setting.integrator][h].append(run)
+        chosen = curves[first, "ssi"] if wanted[0] in paper else chains[first].run(wanted, args.epochs, bar)
     return Study(data, curves, sweep, tried, chosen)
 
 

@@ -1,4 +1,4 @@
-"""Networks that classify: data, model, a chain seen epoch by epoch, and the quality of its predictions."""
+"""Networks that classify: data, model, chains seen epoch by epoch, and the quality of their predictions."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,8 +6,9 @@ import sys
 from typing import NamedTuple
 
 import datasets
+from devices import place, spread
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -113,76 +114,93 @@ def he(rng_key, shapes):
     }
 
 
-# -- chain ------------------------------------------------------------------------------------------------------------
+# -- chains -----------------------------------------------------------------------------------------------------------
 
 
-class Chain:
-    """
-    MSGNHT on a network, each integrator and D compiled once for all step sizes and seeds. Chains of one seed have the
-    same start, the same minibatches and the same noise whatever the integrator and the step size.
-    """
+class Setting(NamedTuple):
+    """Of a chain. The seed is that of its start, its minibatches and its noise, whatever the others are."""
+
+    seed: int
+    integrator: str
+    diffusion: float
+    h: float
+
+
+class Chains:
+    """MSGNHT on a network, several chains at once."""
 
     def __init__(self, network, data, batch_size):
         self.data = data
-        self.rows = data.X, data.y
-        make = partial(
-            MSGNHT, classifier(network), batch_size=batch_size, steps_per_sample=max(1, len(data.y) // batch_size)
-        )
+        size = {"batch_size": batch_size, "steps_per_sample": max(1, len(data.y) // batch_size)}
+        model = classifier(network)
 
-        @partial(jax.jit, static_argnames="diffusion")
-        def start(rng_key, X, y, diffusion):
-            key_start, key_chain = random.split(rng_key)
-            kernel = make(step_size=1.0, diffusion=diffusion)
-            return kernel.init(key_chain, 0, he(key_start, network.shapes), (X, y), {})
+        def kernel(integrator, diffusion, h):
+            return MSGNHT(model, step_size=lambda i: h, integrator=integrator, diffusion=diffusion, **size)
 
-        @partial(jax.jit, static_argnames=("integrator", "diffusion"))
-        def epoch(state, h, X, y, integrator, diffusion):
-            kernel = make(step_size=lambda i: h, integrator=integrator, diffusion=diffusion)
-            return kernel.sample(state, (X, y), {})
+        @partial(jax.jit, static_argnums=1)
+        def start(seed, diffusion, X, y):
+            key_start, key_chain = random.split(random.key(seed))
+            return kernel("ssi", diffusion, 1.0).init(key_chain, 0, he(key_start, network.shapes), (X, y), {})
 
-        log_softmax = jax.jit(lambda z, X: jax.nn.log_softmax(network.logits(z, X)))
-        self.start, self.epoch, self.log_softmax = start, epoch, log_softmax
+        def epoch(state, kind, h, X, y, kinds):
+            advance = [partial(kernel(*each, h).sample, model_args=(X, y), model_kwargs={}) for each in kinds]
+            return lax.switch(kind, advance, state)
 
-    def predict(self, z, X):
-        """Log probabilities of the classes, shape=(rows, classes)."""
-        chunks = [self.log_softmax(z, X[i : i + CHUNK]) for i in range(0, len(X), CHUNK)]
-        return np.concatenate(chunks).astype(float)
+        def predict(z, X):
+            chunks = [network.logits(z, X[i : i + CHUNK]) for i in range(0, len(X), CHUNK)]
+            return jax.nn.log_softmax(jnp.concatenate(chunks))
 
-    def run(self, seed, integrator, diffusion, h, epochs, bar, halve=True):
+        @partial(jax.jit, static_argnums=7)
+        def epochs(states, kind, h, X, y, X_train, X_test, kinds):
+            def each(states, kind, h, X, y, *looks):
+                states = lax.map(lambda chain: epoch(*chain, X, y, kinds), (states, kind, h))
+                return states, lax.map(lambda z: [predict(z, X) for X in looks], states.z)
+
+            return spread(each, (states, kind, h), (X, y, X_train, X_test))
+
+        self.start, self.epochs = start, epochs
+
+    def run(self, settings, epochs, bar, halve=True):
         """
-        A draw at the end of each epoch.
+        A draw of each chain at the end of each epoch.
 
-        :param seed: of start, minibatches and noise.
-        :param bar: progress, moved on by one an epoch.
+        :param settings: one for each chain.
+        :param bar: progress, moved on by one an epoch of a chain.
         :param halve: whether h is halved after half of the epochs.
-        :return: test accuracy and training NLL of each draw; scores of the predictions averaged over the draws of the
-            second half, and the mean of the scores of these draws; how many steps in a row were refused at the end; the
-            mean square of the weights of the last draw, 1 under the prior.
+        :return: for each chain, test accuracy and training NLL of each draw; scores of the predictions averaged over
+            the draws of the second half, and the mean of the scores of these draws; how many steps in a row were
+            refused at the end; the mean square of the weights of the last draw, 1 under the prior.
         """
         data, y_train = self.data, np.asarray(self.data.y[:TRAIN_ROWS])
-        state = self.start(random.key(seed), *self.rows, diffusion=diffusion)
+        kinds = tuple(dict.fromkeys((s.integrator, s.diffusion) for s in settings))
+        kind = jnp.array([kinds.index((s.integrator, s.diffusion)) for s in settings])
+        h = jnp.array([s.h for s in settings])
+        starts = [self.start(s.seed, s.diffusion, data.X, data.y) for s in settings]
+        states = place(jax.tree.map(lambda *chains: jnp.stack(chains), *starts))
         accuracies, losses, draws = [], [], []
         for epoch in range(epochs):
             second = epoch >= epochs // 2
             step_size = h / 2 if halve and second else h
-            state = self.epoch(state, step_size, *self.rows, integrator=integrator, diffusion=diffusion)
-            test = self.predict(state.z, data.X_test)
-            train = self.predict(state.z, data.X[:TRAIN_ROWS])
-            accuracies.append(accuracy(test, data.y_test))
-            losses.append(nll(train, y_train))
+            rows = data.X, data.y, data.X[:TRAIN_ROWS], data.X_test
+            states, looks = self.epochs(states, kind, step_size, *rows, kinds)
+            train, test = (np.asarray(log_p, float) for log_p in looks)
+            accuracies.append([accuracy(log_p, data.y_test) for log_p in test])
+            losses.append([nll(log_p, y_train) for log_p in train])
             draws += [test] if second else []
-            bar.update()
-        with np.errstate(invalid="ignore"):  # of a chain that has left the rails
-            averaged = np.logaddexp.reduce(draws) - np.log(len(draws))
-        scores = [score(draw, data.y_test) for draw in draws]
-        return {
-            "accuracy": accuracies,
-            "train_nll": losses,
-            "single": {name: np.mean([s[name] for s in scores]) for name in SCORES},
-            "averaged": score(averaged, data.y_test),
-            "refused": int(state.refused),
-            "mean_square": float(np.mean(np.square(np.concatenate([np.ravel(w) for w in state.z.values()])))),
-        }
+            bar.update(len(settings))
+        weights = np.concatenate([np.reshape(w, (len(settings), -1)) for w in states.z.values()], 1)
+        return [
+            {
+                "accuracy": list(accuracies),
+                "train_nll": list(losses),
+                **averaged(draws, data.y_test),
+                "refused": int(refused),
+                "mean_square": float(np.mean(weights**2)),
+            }
+            for accuracies, losses, draws, refused, weights in zip(
+                np.transpose(accuracies), np.transpose(losses), np.swapaxes(draws, 0, 1), states.refused, weights
+            )
+        ]
 
 
 # -- quality ----------------------------------------------------------------------------------------------------------
@@ -210,6 +228,14 @@ SCORES = {"accuracy": accuracy, "nll": nll, "ece": ece}
 def score(log_p, y):
     finite = np.isfinite(log_p).all()
     return {name: measure(log_p, y) if finite or name == "accuracy" else np.nan for name, measure in SCORES.items()}
+
+
+def averaged(draws, y):
+    """Mean of the scores of the draws, scores of the predictions averaged over them."""
+    with np.errstate(invalid="ignore"):  # of a chain that has left the rails
+        mean = np.logaddexp.reduce(draws) - np.log(len(draws))
+    scores = [score(draw, y) for draw in draws]
+    return {"single": {name: np.mean([s[name] for s in scores]) for name in SCORES}, "averaged": score(mean, y)}
 
 
 def mean_error(values):

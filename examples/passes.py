@@ -12,7 +12,7 @@ import time
 from typing import Any, NamedTuple
 
 import datasets
-from gallery import parsed, parser, ratio, shown
+from gallery import expect_refusals, parsed, parser, ratio, shown
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -385,6 +385,7 @@ def gains(noises, full, exact):
 
 def study(task, args):
     """Name -> number of rows, curves, their summary, and the gains at a constant step size."""
+    expect_refusals()
     chosen = names(args, task.budgets)
     found = {}
     per_set = len(samplers(args.init, args.fast)) * (args.folds + 1)

@@ -12,9 +12,8 @@ density of :math:`\theta` is then :math:`\exp(-U)`, and the mean of :math:`\xi` 
 """
 
 from typing import NamedTuple
-import warnings
 
-from gallery import parsed, parser, save
+from gallery import expect_refusals, parsed, parser, save
 from jax import random
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -31,8 +30,7 @@ THIN = 10  # steps from one kept state to the next
 EDGES = np.linspace(-6, 6, 121)  # of the histograms
 SIZE = {"steps": (20_000, 1_000_000), "chains": (64, 64)}  # with --fast, without
 
-# An exploded chain is counted below, so a warning for each would say it twice.
-warnings.filterwarnings("ignore", "a chain has refused")
+expect_refusals()  # an exploded chain is counted below, a warning for each would say it twice
 
 
 # %%

@@ -10,10 +10,9 @@ intensities, with several seeds for each of them, and ends by asserting what it 
 from functools import partial
 import time
 from typing import NamedTuple
-import warnings
 
 import datasets
-from gallery import parsed, parser, save, shown
+from gallery import expect_refusals, parsed, parser, save, shown
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -383,9 +382,8 @@ def main(args):
     names = args.data or (["a9a"] if datasets.available("a9a", args.data_dir) else [SIMULATED])
     if not args.data and names == [SIMULATED]:
         print(f"No a9a.npz was found, so the rows are simulated. The data: {datasets.SOURCES['a9a'][0]}.")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "a chain has refused")  # counted as failed
-        found = {name: compare(name, args) for name in names}
+    expect_refusals()  # counted as failed
+    found = {name: compare(name, args) for name in names}
     for name in names:
         report(name, found[name])
     save(args, "logistic_regression", draw(found), {"data": found})

@@ -20,9 +20,9 @@ def hmc_draws(kernel, num_warmup, num_samples, keys, start, *data):
         state = kernel.sample(state, data, {})
         return state, (state.z, state.accept_prob)
 
-    def chain(key, start):
+    def chain(key, start):  # one loop for both, as each has its own copy of the transition to compile
         state = kernel.init(key, num_warmup, start, data, {})
-        warm = lax.fori_loop(0, num_warmup, lambda _, state: transition(state, None)[0], state)
-        return lax.scan(transition, warm, length=num_samples)[1]
+        draws = lax.scan(transition, state, length=num_warmup + num_samples)[1]
+        return jax.tree.map(lambda x: x[num_warmup:], draws)
 
     return jax.vmap(chain)(keys, start)
