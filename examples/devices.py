@@ -19,7 +19,7 @@ def mesh(chains):
 
 
 def place(chains):
-    """Arrays, or trees of them, with a leading axis of chains, put where :func:`spread` needs them."""
+    """Chains put where :func:`spread` needs them, or it compiles a program of its own for those of its first call."""
     return jax.device_put(chains, NamedSharding(mesh(chains), APART))
 
 

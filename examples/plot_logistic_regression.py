@@ -285,21 +285,21 @@ def draw_panel(axes, results, D):
 #
 # **What comes back.** MSGNHT with symmetric splitting at D = 10 reaches at least 84.7 % at every step size from 1e-4 to
 # 1e-2. With Euler steps it does the same up to 1e-3, and at 3e-3 and above all chains leave the finite numbers, at
-# every D. This is the robustness that the paper speaks of. SGHMC is 0.1 to 0.2 points worse at D = 1, and 0.1 to 0.4 at
-# D = 10 from 1e-3 on, by noise of the minibatches that no thermostat balances.
+# every D. This is the robustness that the paper speaks of. SGHMC is 0.1 to 0.2 points worse at D = 1, 0.5 at h = 1e-2,
+# and 0.2 to 0.3 at D = 10 from 1e-3 on, by noise of the minibatches that no thermostat balances.
 #
 # **What does not.** The order of the methods at their best. Where Euler steps work at all they are as good as
 # splitting, and at D = 100 and h = 1e-3 SGHMC is as good as MSGNHT. With h and D chosen on validation rows all
-# samplers, SGLD among them, come out at 84.7 to 84.9 %. They differ from each other, and from the mode, for which no
+# samplers, SGLD among them, come out at 84.7 to 84.8 %. They differ from each other, and from the mode, for which no
 # sampler is needed, by less than 0.28 points, the standard error of an accuracy on 16 281 test rows. The largest
 # difference between the samplers of the paper is 1.6 times this number.
 #
 # Samplers that are tested on the same rows can be told apart more sharply. MSGNHT is then ahead of what was chosen for
-# SGHMC and SGLD by 0.14 to 0.17 points, with errors of 0.05 to 0.06. But that is an order of settings, which 4070
-# validation rows have chosen by accuracies with an error of 0.56 points; SGHMC and SGLD have others with 85.00 %. The
-# paper's differences may be of this kind: it does not tell its settings. (What was chosen for SGHMC with Euler steps
-# has h D = 1. No momentum is then left from one step to the next, and the chain is that of SGLD at h^2, which was
-# chosen, too: two lines of the table are one.)
+# SGHMC with splitting by 0.12 points, with an error of 0.05, and of the others by 0.06, with the same error. But that
+# is an order of settings, which 4070 validation rows have chosen by accuracies with an error of 0.56 points; SGHMC and
+# SGLD have others with 84.97 and 84.96 %. The paper's differences may be of this kind: it does not tell its settings.
+# (What was chosen for SGHMC with Euler steps has h D = 1. No momentum is then left from one step to the next, and the
+# chain is that of SGLD at h^2, which was chosen, too: two lines of the table are one.)
 #
 # None of this says that the posterior is sampled well. 3000 steps are too few for that, the thermostats are still
 # moving at the end, and accuracy hardly depends on the width of the posterior.
