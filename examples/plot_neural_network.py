@@ -48,8 +48,8 @@ LISTS = {
     "depths": ((2,), (2, 3, 4)),
     "step_size": (3e-4, 1e-4),
     "sweep": ((1e-3, 1e-2), (1e-4, 3e-4, 5e-4, 1e-3, 2e-3, 4e-3)),
-    "step_sizes": ((3e-4,), (1e-4, 1e-3, 4e-3)),
-    "diffusions": ((5.0,), (5.0, 50.0, 200.0, 500.0)),
+    "step_sizes": ((3e-4,), (1e-3, 4e-3, 1.6e-2)),
+    "diffusions": ((5.0,), (5.0, 50.0, 500.0)),
 }
 
 # %%
@@ -76,11 +76,12 @@ def dense(data, depth, args):
 # %%
 # What is claimed
 # ---------------
-# In every run the predictions averaged over draws are more accurate than a draw, by half a per cent of the test images.
-# Their negative log-likelihood is lower as well, but that is so for any predictions, by Jensen's inequality. With the
-# settings of the paper the averaged predictions of both integrators are right for 96 % of the test images at every
-# depth (96.6 to 96.9 %), and with D and h chosen on held-out rows for 97.2 % at depth 2 (97.48 %, with an error over
-# three seeds of 0.10, at D = 500 and h = 4e-3).
+# In every run the predictions averaged over draws are more accurate than a draw, by half a per cent of the test images
+# and more. Their negative log-likelihood is lower as well, but that is so for any predictions, by Jensen's inequality.
+# With the settings of the paper the averaged predictions of both integrators are right for 96 % of the test images at
+# every depth (96.6 to 96.9 %), and with D and h chosen on held-out rows for 97.2 % at depth 2 (97.76 %, with an error
+# over three seeds of 0.03, at D = 500 and h = 1.6e-2, where h D is so large that no momentum is left from one step to
+# the next). There a draw is no better than with the settings of the paper: the gain is in the averaging.
 #
 # Euler's integrator does not fail at depth 4 and h = 1e-4, as it did in the paper. The step size at which runs cease to
 # work falls with the depth, and is nearly the same for both: at depth 2 between 1e-3 and 4e-3, at depth 4 between 3e-4
