@@ -124,8 +124,9 @@ def truth(data, args, chains=16, burn_in=10):
     kernel = HMC(model, inverse_mass_matrix={("v",): jnp.asarray(1 / mass)}, **options)
     arrays = jnp.asarray(data.X), jnp.asarray(data.y), jnp.asarray(axes)
     keys = random.split(random.key(args.seed + 1), chains)
-    draws, accepted = hmc_draws(kernel, burn_in, args.truth, keys, {"v": jnp.asarray(start)}, *arrays)
-    print(f"truth: {args.truth} draws of {chains} chains, accepted {accepted.mean():.0%}")
+    chain = lambda key, v: hmc_draws(kernel, burn_in, args.truth, key, {"v": v}, *arrays)  # noqa: E731
+    draws, told = jax.vmap(chain)(keys, jnp.asarray(start))
+    print(f"truth: {args.truth} draws of {chains} chains, accepted {told['accept_prob'].mean():.0%}")
     return Truth(np.asarray(draws["v"]).swapaxes(0, 1) @ axes.T, axes)
 
 

@@ -25,6 +25,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
+from reference import hmc_draws
 from tqdm import tqdm
 
 from numpyro_sgmcmc import SAGA, SGHMC, ControlVariate, Minibatch, find_mode, gradient_noise
@@ -33,10 +34,10 @@ GROUPS, DAYS = 50, 40
 SMALL = 0.3  # scale of the days' effects, in units of the standard error of a day's mean
 SCALES = ("tau", "omega", "sigma")
 SIZE = {  # with --fast, without
-    "rows": (5000, 100_000),
+    "rows": (2000, 100_000),
     "large": (0, 1_000_000),
     "batch_size": (500, 1000),
-    "mode_steps": (4000, 5000),
+    "mode_steps": (2000, 5000),
     "num_chains": (4, 8),
     "num_warmup": (20, 50),
     "num_samples": (120, 500),
@@ -135,11 +136,10 @@ def sghmc(model, data, start, args, *, step_size, gradient, inverse_mass, apart=
 
 def nuts(model, data, args):
     begin = time.perf_counter()
-    mcmc = MCMC(NUTS(model), num_warmup=args.nuts_warmup, num_samples=args.nuts_samples, progress_bar=False)
-    mcmc.run(random.key(args.seed + 2), *data, extra_fields=("num_steps", "diverging"))
-    draws = {name: np.asarray(z, float) for name, z in mcmc.get_samples(group_by_chain=True).items()}
-    fields = mcmc.get_extra_fields()
-    return draws, float(fields["num_steps"].mean()), int(fields["diverging"].sum()), time.perf_counter() - begin
+    key = random.key(args.seed + 2)
+    draws, told = hmc_draws(NUTS(model), args.nuts_warmup, args.nuts_samples, key, None, *data)
+    draws = {name: np.asarray(z, float)[None] for name, z in draws.items()}
+    return draws, float(told["num_steps"].mean()), int(told["diverging"].sum()), time.perf_counter() - begin
 
 
 # %%

@@ -295,13 +295,13 @@ def experiment(name, args):
     size, test = len(parts[0].train), len(parts[0].test)
     print(f"{name or 'simulated'}: {X.shape[1]} channels, {size:,} rows for training, {test:,} for the test")
     runners = {method: runner(METHODS[method], size, args) for method in (FAST if args.fast else METHODS)}
-    kernel, start = NUTS(model), {"W": jnp.eye(X.shape[1])[None]}
+    kernel, start = NUTS(model), {"W": jnp.eye(X.shape[1])}
     found = []
     for fold, part in enumerate(tqdm(parts, desc=name or "simulated")):
         key_nuts, key = random.split(random.key(args.seed * 1000 + fold))
         data = part.train, args.precision
-        nuts, _ = hmc_draws(kernel, args.draws // 2, args.draws, key_nuts[None], start, *data)
-        found.append(fold_results(part, nuts["W"][0], runners, args, key))
+        nuts, _ = hmc_draws(kernel, args.draws // 2, args.draws, key_nuts, start, *data)
+        found.append(fold_results(part, nuts["W"], runners, args, key))
     clocks = {method: clock for method, (_, clock) in runners.items()}
     return summary(found, parts, {} if args.fast else gains(parts[0], args), clocks)
 
