@@ -383,14 +383,13 @@ def numbers(found):
 # the errors of the two runs: the effects of the groups are 1.01 times as wide as by NUTS on average, with an error of
 # 0.04 for each. With SAGA they are 9 % too wide: its tables are up to an epoch old, which is ten units of time, and
 # remember gradients of an independent draw. Plain minibatches at the same step size make them 2.2 times too wide. That
-# does not stay with the effects: the scale of the slopes is off by 0.4 and that of the noise by 1.2 standard
+# does not stay with the effects: the scale of the slopes is off by 0.5 and that of the noise by 1.3 standard
 # deviations. At a tenth of the step size an epoch lasts one unit of time and reshuffling works; plain minibatches then
 # come within 2 %.
 #
-# **The clock.** On 100 000 rows both took about as long on the machine of these figures, 13 s, and most of the time of
-# SGHMC was compilation. On a million rows NUTS took 130 s. SGHMC, with minibatches of the same size, took 17 s and was
-# as good: the noise that control variates leave depends on how many rows of a group are in a minibatch, not on how many
-# there are.
+# **The clock.** On 100 000 rows NUTS took 15 s on the machine of these figures and SGHMC 18 s, most of it compilation.
+# On a million rows NUTS took 168 s. SGHMC, with minibatches of the same size, took 18 s and was as good: the noise that
+# control variates leave depends on how many rows of a group are in a minibatch, not on how many there are.
 #
 # **A scale hardly determined.** Here SGHMC with minibatches fails in both forms, and its chains hardly disagree (R-hat
 # of 1.03 and 1.01). In the non-centred form the gradient with respect to the scale has a noise that grows with the
