@@ -232,4 +232,5 @@ def draw_averaged(ax, lines):
     names = [name.replace(", D", ",\nD") for name in lines]
     ax.set_yticks(range(len(lines)), names, fontsize=9)
     ax.set(xlabel="test accuracy with its standard error, %", ylim=(len(lines) - 0.5, -0.5))
+    ax.locator_params(axis="x", nbins=5)
     ax.legend(frameon=False, loc="upper right")
