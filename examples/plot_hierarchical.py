@@ -38,9 +38,9 @@ SIZE = {  # with --fast, without
     "large": (0, 1_000_000),
     "batch_size": (500, 1000),
     "mode_steps": (2000, 5000),
-    "num_chains": (4, 8),
-    "num_warmup": (20, 50),
-    "num_samples": (120, 500),
+    "num_chains": (1, 8),
+    "num_warmup": (40, 50),
+    "num_samples": (480, 500),
     "nuts_warmup": (150, 300),
     "nuts_samples": (250, 1000),
 }
@@ -123,7 +123,8 @@ def sghmc(model, data, start, args, *, step_size, gradient, inverse_mass, apart=
         chain_method="vectorized",
         progress_bar=False,
     )
-    start = {name: jnp.broadcast_to(z, (args.num_chains, *jnp.shape(z))) for name, z in start.items()}
+    if args.num_chains > 1:
+        start = {name: jnp.broadcast_to(z, (args.num_chains, *jnp.shape(z))) for name, z in start.items()}
     mcmc.run(random.key(args.seed + 1), *data, init_params=start)
     draws = {name: np.asarray(z, float) for name, z in mcmc.get_samples(group_by_chain=True).items()}
     seconds = time.perf_counter() - begin
@@ -431,6 +432,8 @@ def check(found, large, scale):
 
 
 def main(args):
+    if args.fast:  # most of the time is compilation then
+        jax.config.update("jax_disable_most_optimizations", True)
     data, found = study(args.rows, args, only=["control variates"] if args.fast else None)
     scale = None if args.fast else funnel(args)
     large = study(args.large, args, only=["control variates"])[1] if args.large else None
