@@ -40,7 +40,7 @@ SIZE = {  # with --fast, without
     "mode_steps": (2000, 5000),
     "num_chains": (1, 8),
     "num_warmup": (40, 50),
-    "num_samples": (480, 500),
+    "num_samples": (300, 500),
     "nuts_warmup": (150, 300),
     "nuts_samples": (250, 1000),
 }
