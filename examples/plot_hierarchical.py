@@ -381,8 +381,8 @@ def numbers(found):
 # The figures are those of seed 0.
 #
 # **The posterior.** With control variates at the mode, all means and standard deviations are those of NUTS to within
-# the errors of the two runs: the effects of the groups are 1.01 times as wide as by NUTS on average, with an error of
-# 0.04 for each. With SAGA they are 9 % too wide: its tables are up to an epoch old, which is ten units of time, and
+# the errors of the two runs: the effects of the groups are 1.005 times as wide as by NUTS on average, with an error of
+# 0.04 for each. With SAGA they are 8 % too wide: its tables are up to an epoch old, which is ten units of time, and
 # remember gradients of an independent draw. Plain minibatches at the same step size make them 2.2 times too wide. That
 # does not stay with the effects: the scale of the slopes is off by 0.5 and that of the noise by 1.3 standard
 # deviations. At a tenth of the step size an epoch lasts one unit of time and reshuffling works; plain minibatches then
