@@ -12,7 +12,7 @@ from typing import Any
 import warnings
 
 import jax
-from jax import lax, random
+from jax import random
 import jax.numpy as jnp
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
@@ -31,6 +31,7 @@ from numpyro_sgmcmc.arguments import (
 )
 from numpyro_sgmcmc.base import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.chain import Chain, SGMCMCState
+from numpyro_sgmcmc.loop import repeat
 from numpyro_sgmcmc.plates import full_rows, indexable
 from numpyro_sgmcmc.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.programs import compiled
@@ -215,10 +216,7 @@ class SGMCMC(MCMCKernel):
         step = jax.vmap(step) if batched else step
         before = state.refused
         state = state._replace(diverging=jnp.zeros_like(state.diverging))
-        if self.steps_per_sample == 1:
-            state = step(state)
-        else:
-            state = lax.fori_loop(0, self.steps_per_sample, lambda _, s: step(s), state)
+        state = repeat(step, state, self.steps_per_sample)
         report_stuck(before, state.refused, state.step_size)
         advance = jax.vmap(_next_key) if batched else _next_key
         return state._replace(rng_key=advance(state.rng_key))

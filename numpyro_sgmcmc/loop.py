@@ -1,0 +1,58 @@
+"""
+The loop over the steps of a transition.
+
+jax 0.12 makes a single kernel, on a single core, of a loop that calls no library. Steps on small arrays take a third of
+the time that way, but large ones could have used the other cores, and XLA knows no size beyond which it leaves a loop
+as it is. So a loop over large steps gets a call: it sorts its counter.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+import jax.numpy as jnp
+
+LARGE = 2**14  # numbers in the largest array of a step, where a call begins to pay: docs/design.md
+# What may be larger than what is computed: branches and loops of the step itself, a table that is written in place, and
+# the selections between an array and itself that a map over chains makes of a branch.
+PASSED_OVER = ("cond", "while", "scan", "custom_vmap_call", "scatter", "dynamic_update_slice")
+PASSED_OVER += ("select", "broadcast", "stop_gradient")
+
+
+def repeat(step: Callable[[Any], Any], state: Any, times: int) -> Any:
+    """``step(step(... step(state)))``, ``times`` times, with ``step`` traced once."""
+    if times == 1:
+        return step(state)
+    closed = jax.make_jaxpr(step)(state)
+    treedef = jax.tree.structure(state)
+    count_on = _calling if widest(closed.jaxpr) >= LARGE else lambda count: count + 1
+
+    def body(carry):
+        count, state = carry
+        return count_on(count), jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(*jax.tree.leaves(state)))
+
+    return lax.while_loop(lambda carry: carry[0][0] < times, body, (jnp.zeros(2, jnp.int32), state))[1]
+
+
+def _calling(count):
+    """Two equal numbers, each one more; on a CPU by way of a sort, the cheapest of the operations that are calls."""
+    return lax.platform_dependent(count + 1, cpu=lax.sort, default=lambda count: count)
+
+
+def widest(jaxpr: Jaxpr) -> int:
+    """Numbers in the largest array that depends on the arguments, but for what is ``PASSED_OVER``."""
+    depending, numbers = set(jaxpr.invars), 0
+    for eqn in jaxpr.eqns:
+        if not any(v in depending for v in eqn.invars if not isinstance(v, Literal)):
+            continue  # the same at every step, so XLA computes it once
+        depending.update(eqn.outvars)
+        if eqn.primitive.name.startswith(PASSED_OVER):
+            continue
+        bodies = [p for p in eqn.params.values() if isinstance(p, (ClosedJaxpr, Jaxpr))]
+        sizes = [widest(p.jaxpr if isinstance(p, ClosedJaxpr) else p) for p in bodies]
+        sizes = sizes or [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+        numbers = max(numbers, *sizes, 0)
+    return numbers
