@@ -36,20 +36,17 @@ def normal(rng_key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         return random.normal(rng_key, shape, dtype)
     key = random.key_data(rng_key)
 
-    size = math.prod(shape)
-
     def draw():
-        count = lax.iota(jnp.uint32, size)
+        count = lax.iota(jnp.uint32, math.prod(shape))
         a, b = threefry(key, jnp.zeros_like(count), count)
         u = (a.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-32)  # in (0, 1]: the largest are rounded to 1
         t = lax.bitcast_convert_type(b, jnp.int32).astype(jnp.float32) * np.float32(2**-32)  # in [-1/2, 1/2]
-        return jnp.sqrt(-2 * jnp.log(u)) * cosine(t)
+        return (jnp.sqrt(-2 * jnp.log(u)) * cosine(t)).reshape(shape)
 
     # XLA would compute the numbers anew wherever they are used, some rounds more often than that. The barrier keeps it
-    # from that, on jax 0.10 a `cond` that is always true (and under a map over chains is none). Shaped before it, a
-    # matrix would be drawn in two nested loops
-    z = lax.cond((key[0] | np.uint32(1)) > 0, draw, lambda: jnp.zeros(size, jnp.float32))
-    return lax.optimization_barrier(z).reshape(shape)
+    # from that, on jax 0.10 a `cond` that is always true (and under a map over chains is none)
+    z = lax.cond((key[0] | np.uint32(1)) > 0, draw, lambda: jnp.zeros(shape, jnp.float32))
+    return lax.optimization_barrier(z)
 
 
 def threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
