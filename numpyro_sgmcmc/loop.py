@@ -16,10 +16,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
 LARGE = 2**14  # numbers in the largest array of a step, where a call begins to pay: docs/design.md
-# What may be larger than what is computed: branches and loops of the step itself, a table that is written in place, and
-# the selections between an array and itself that a map over chains makes of a branch.
-PASSED_OVER = ("cond", "while", "scan", "custom_vmap_call", "scatter", "dynamic_update_slice")
-PASSED_OVER += ("select", "broadcast", "stop_gradient")
+# Operations whose arrays may be larger than what a step computes
+BRANCHES = ("cond", "while", "scan", "custom_vmap_call")
+IN_PLACE = ("scatter", "dynamic_update_slice")  # a table costs what is written of it
+MASKS = ("select", "broadcast", "stop_gradient")  # by a map over chains: of an array and itself
+PASSED_OVER = BRANCHES + IN_PLACE + MASKS
 
 
 def repeat(step: Callable[[Any], Any], state: Any, times: int) -> Any:

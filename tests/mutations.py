@@ -123,6 +123,10 @@ FAULTS = [
     Fault("Polynomial: exponent", "schedules", "** (-self.gamma)", "** (-0.95 * self.gamma)", "test_schedules"),
     Fault("weights", "weights", "w = h / h.sum()", "w = h**0.9524 / (h**0.9524).sum()",
           "test_variance_reduction:weight"),
+    # the loop
+    Fault("loop: a step too few", "loop", "carry[0][0] < times", "carry[0][0] < times - 1", "test_loop"),
+    Fault("loop: a call whatever the size", "loop", ">= LARGE", ">= 0", "test_loop"),
+    Fault("loop: tables count", "loop", "IN_PLACE + MASKS", "()", "test_loop"),
 ]
 # fmt: on
 
