@@ -105,7 +105,7 @@ class Reshuffled:
     likely at every step.
 
     :param bool contiguous: hand out neighbouring rows, the blocks in random order and their boundaries shifted at
-        random each epoch. 3 to 5 times faster on large data, for memory is read in order. The rows of the data must
+        random each epoch. 2 to 5 times faster on large data, for memory is read in order. The rows of the data must
         be in random order themselves (:func:`shuffle_rows`): blocks of sorted data are unlike each other, which makes
         the gradients noisier and, as their partition is nearly fixed, noisy in the same directions in every epoch.
 
