@@ -18,9 +18,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_sgmcmc import trees
-from numpyro_sgmcmc.base import Evaluation, Phase
-from numpyro_sgmcmc.integrators import NOISY
+from numpyro_sgmcmc.dynamics.splitting import NOISY
+from numpyro_sgmcmc.types import Evaluation, Phase
+from numpyro_sgmcmc.utils import trees
 
 ROWS, BATCH = 1000, 10
 TRUTH = 0.5  # the theta that the data are drawn from

@@ -1,19 +1,20 @@
 """Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, step_size=..., batch_size=...))``."""
 
-from numpyro_sgmcmc.batches import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
-from numpyro_sgmcmc.chain import SGMCMCState
-from numpyro_sgmcmc.control_variate import SVRG, ControlVariate
-from numpyro_sgmcmc.diagnostics import GradientNoise, gradient_noise
-from numpyro_sgmcmc.gradients import Minibatch
-from numpyro_sgmcmc.integrators import Splitting
-from numpyro_sgmcmc.kernel import SGMCMC
-from numpyro_sgmcmc.mode import find_mode
-from numpyro_sgmcmc.saga import SAGA
-from numpyro_sgmcmc.schedules import Constant, Cyclical, Piecewise, Polynomial
-from numpyro_sgmcmc.sghmc import SGHMC
-from numpyro_sgmcmc.sgld import SGLD
-from numpyro_sgmcmc.sgnht import MSGNHT, SGNHT
-from numpyro_sgmcmc.weights import resample, weighted_summary, weights
+from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
+from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
+from numpyro_sgmcmc.dynamics.splitting import Splitting
+from numpyro_sgmcmc.gradients.control_variate import ControlVariate
+from numpyro_sgmcmc.gradients.minibatch import Minibatch
+from numpyro_sgmcmc.gradients.saga import SAGA
+from numpyro_sgmcmc.gradients.svrg import SVRG
+from numpyro_sgmcmc.kernels.chain import SGMCMCState
+from numpyro_sgmcmc.kernels.sghmc import SGHMC
+from numpyro_sgmcmc.kernels.sgld import SGLD
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
+from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
+from numpyro_sgmcmc.tuning.mode import find_mode
+from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
 
 __version__ = "0.1.0"
 

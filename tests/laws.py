@@ -22,8 +22,8 @@ import numpyro
 import numpyro.distributions as dist
 from scipy.linalg import solve_discrete_lyapunov
 
-from numpyro_sgmcmc import trees
-from numpyro_sgmcmc.base import Phase
+from numpyro_sgmcmc.types import Phase
+from numpyro_sgmcmc.utils import noise
 
 PRECISION = np.array([[2.0, 0.6], [0.6, 1.0]])  # correlated: a symmetric target hides sign errors
 
@@ -41,7 +41,7 @@ def gaussian(precision=PRECISION):
 def with_noise(monkeypatch, noises):
     """Hand in the noise of a step: one tree for each draw, in order."""
     supply = iter(noises)
-    monkeypatch.setattr(trees, "normal_like", lambda key, tree: next(supply))
+    monkeypatch.setattr(noise, "normal_like", lambda key, tree: next(supply))
 
 
 def draws(kernel):

@@ -30,7 +30,7 @@ LAWS = (
 
 class Fault(NamedTuple):
     name: str
-    file: str
+    file: str  # its name, in whatever folder
     old: str
     new: str
     tests: str  # files, and for pytest's -k after a colon
@@ -46,40 +46,42 @@ SAGAS = "test_gradients:mean or algorithm test_product:SAGA"
 # fmt: off
 FAULTS = [
     # the dynamics
-    Fault("SGLD: noise", "sgld", "jnp.sqrt(2 * h * im) * n", "jnp.sqrt(2 * h * im) * n / 1.05",
+    Fault("SGLD: noise", "overdamped", "jnp.sqrt(2 * h * im) * n", "jnp.sqrt(2 * h * im) * n / 1.05",
           "test_laws:SGLD or sgld test_minibatch_laws:sgld test_posterior:SGLD test_product:SGLD"),
-    Fault("SGLD: drift", "sgld", "z - h * im * g", "z - 1.05 * h * im * g", "test_laws:SGLD or sgld"),
-    Fault("SGLD: drift not preconditioned", "sgld", "z - h * im * g", "z - h * g", "test_laws:sgld"),
-    Fault("O: noise", "sghmc", O_NOISE, O_NOISE + " / 1.05",
+    Fault("SGLD: drift", "overdamped", "z - h * im * g", "z - 1.05 * h * im * g", "test_laws:SGLD or sgld"),
+    Fault("SGLD: drift not preconditioned", "overdamped", "z - h * im * g", "z - h * g", "test_laws:sgld"),
+    Fault("O: noise", "underdamped", O_NOISE, O_NOISE + " / 1.05",
           f"test_laws test_posterior test_minibatch_laws:ABOBA or reshuffled test_product:{O_WORDS}"),
-    Fault("O: friction", "sghmc", "p * jnp.exp(-r * h) + ", "p * jnp.exp(-1.05 * r * h) + ", f"test_laws {SOME}"),
-    Fault("O: noise without mass", "sghmc", "_ou_noise(r, h) / im)", "_ou_noise(r, h))", f"test_laws:mass {SOME}"),
-    Fault("O: series", "sghmc", "1 - x / 2 * (", "1 + x / 2 * (", "test_laws:exact_flow"),
-    Fault("O: sign of the variance", "sghmc", "-jnp.expm1(-safe)", "jnp.expm1(safe)", "test_laws:exact or local"),
-    Fault("N: noise", "sghmc", NOISE, LESS_NOISE,
+    Fault("O: friction", "underdamped", "p * jnp.exp(-r * h) + ", "p * jnp.exp(-1.05 * r * h) + ", f"test_laws {SOME}"),
+    Fault("O: noise without mass", "underdamped", "_ou_noise(r, h) / im)", "_ou_noise(r, h))",
+          f"test_laws:mass {SOME}"),
+    Fault("O: series", "underdamped", "1 - x / 2 * (", "1 + x / 2 * (", "test_laws:exact_flow"),
+    Fault("O: sign of the variance", "underdamped", "-jnp.expm1(-safe)", "jnp.expm1(safe)",
+          "test_laws:exact or local"),
+    Fault("N: noise", "underdamped", NOISE, LESS_NOISE,
           "test_laws:BNF or NFB or ssi test_minibatch_laws:ssi test_posterior:ADFBNFDA test_product:BN"),
-    Fault("E: noise", "sghmc", NOISE, LESS_NOISE,
+    Fault("E: noise", "underdamped", NOISE, LESS_NOISE,
           "test_laws:euler test_minibatch_laws:euler test_product:EA or AED", 1),
-    Fault("F: friction", "sghmc", "p * jnp.exp(-r * h), ", "p * jnp.exp(-r * h / 1.05), ",
+    Fault("F: friction", "underdamped", "p * jnp.exp(-r * h), ", "p * jnp.exp(-r * h / 1.05), ",
           f"test_laws:friction or BNF or ssi {SOME}"),
-    Fault("E: friction", "sghmc", "p - h * (g + r * p)", "p - h * (g + 1.05 * r * p)", f"test_laws:euler {SOME}"),
-    Fault("B: kick", "sghmc", "p - h * g", "p - 1.05 * h * g", f"test_laws {SOME}"),
-    Fault("A: drift", "sghmc", "z + h * im * p", "z + 1.05 * h * im * p", f"test_laws {SOME}"),
-    Fault("A: drift without mass", "sghmc", "z + h * im * p", "z + h * p", f"test_laws:mass {SOME}"),
-    Fault("D: thermostats", "sgnht", "h * (e - 1)", "h * (e - 1.05)", f"test_laws:thermostat or local {SOME}"),
-    Fault("D: thermostat", "sgnht", "(energy) - 1)", "(energy) - 1.05)", f"test_laws:SGNHT {SOME}"),
-    Fault("D: sign", "sgnht", "xi + h * (e - 1)", "xi - h * (e - 1)", f"test_laws:MSGNHT {SOME}"),
-    Fault("D: p.p in place of p M^-1 p", "sgnht", "im * p * p", "p * p", f"test_laws:mass {SOME}"),
-    Fault("D: start of the thermostats", "sghmc", "0.5 * h * im * s2, variance, self",
+    Fault("E: friction", "underdamped", "p - h * (g + r * p)", "p - h * (g + 1.05 * r * p)", f"test_laws:euler {SOME}"),
+    Fault("B: kick", "underdamped", "p - h * g", "p - 1.05 * h * g", f"test_laws {SOME}"),
+    Fault("A: drift", "underdamped", "z + h * im * p", "z + 1.05 * h * im * p", f"test_laws {SOME}"),
+    Fault("A: drift without mass", "underdamped", "z + h * im * p", "z + h * p", f"test_laws:mass {SOME}"),
+    Fault("D: thermostats", "nose_hoover", "h * (e - 1)", "h * (e - 1.05)", f"test_laws:thermostat or local {SOME}"),
+    Fault("D: thermostat", "nose_hoover", "(energy) - 1)", "(energy) - 1.05)", f"test_laws:SGNHT {SOME}"),
+    Fault("D: sign", "nose_hoover", "xi + h * (e - 1)", "xi - h * (e - 1)", f"test_laws:MSGNHT {SOME}"),
+    Fault("D: p.p in place of p M^-1 p", "nose_hoover", "im * p * p", "p * p", f"test_laws:mass {SOME}"),
+    Fault("D: start of the thermostats", "underdamped", "0.5 * h * im * s2, variance, self",
           "0.4 * h * im * s2, variance, self", "test_start:balance test_variance_reduction:gradient_noise"),
-    Fault("start of the momentum", "sghmc", "n / jnp.sqrt(", "0.95 * n / jnp.sqrt(", "test_start:momentum"),
+    Fault("start of the momentum", "underdamped", "n / jnp.sqrt(", "0.95 * n / jnp.sqrt(", "test_start:momentum"),
     # the words
-    Fault("a letter gets all of h", "integrators", "h / self.word.count(letter)", "h", f"test_laws {SOME}"),
-    Fault("a stale gradient", "integrators", "fresh = fresh and letter not in self.moves", "pass",
+    Fault("a letter gets all of h", "splitting", "h / self.word.count(letter)", "h", f"test_laws {SOME}"),
+    Fault("a stale gradient", "splitting", "fresh = fresh and letter not in self.moves", "pass",
           f"test_laws:BAOAB or OBABO {SOME}", 1),
-    Fault("the word read backwards", "integrators", "for letter in self.word:\n            inputs",
+    Fault("the word read backwards", "splitting", "for letter in self.word:\n            inputs",
           "for letter in reversed(self.word):\n            inputs", f"test_laws:euler {SOME}"),
-    Fault("one noise for all letters", "integrators", "normal_like(next(keys)", "normal_like(rng_key",
+    Fault("one noise for all letters", "splitting", "noise.normal_like(next(keys)", "noise.normal_like(rng_key",
           "test_integrators"),
     # normal numbers
     Fault("normal numbers: a narrower law", "noise", "jnp.sqrt(-2 * ", "jnp.sqrt(-1.99 * ", "test_noise"),
@@ -95,9 +97,9 @@ FAULTS = [
           "test_potential test_posterior:constrained"),
     Fault("energies of rows", "potential", "energy * (n / plate.size)", "energy * (0.95 * n / plate.size)",
           f"test_potential {SAGAS} test_minibatch_laws:variance"),
-    Fault("full gradient", "gradients", "t + weight * x", "t + 0.95 * weight * x", ANCHORS),
+    Fault("full gradient", "full_pass", "t + weight * x", "t + 0.95 * weight * x", ANCHORS),
     Fault("gradient at the anchor", "control_variate", "g - a + full", "g - 0.95 * a + full", ANCHORS),
-    Fault("SVRG: no new anchor", "control_variate", "(i > 0) & (i %", "(i < 0) & (i %",
+    Fault("SVRG: no new anchor", "svrg", "(i > 0) & (i %", "(i < 0) & (i %",
           "test_gradients:svrg test_product:SVRG test_variance_reduction:stationary"),
     Fault("SAGA: K/m", "saga", "g + t + scale * x", "g + t + 0.95 * scale * x",
           f"{SAGAS} test_minibatch_laws:variance"),
@@ -108,13 +110,13 @@ FAULTS = [
     Fault("SAGA online: unseen rows at 0", "saga", "t / jnp.maximum(count, 1)", "0 * t",
           "test_gradients:online test_product:online"),
     # rows and step sizes
-    Fault("Reshuffled: one order for all epochs", "batches", "words(rng_key, epoch,", "words(rng_key, 0,",
+    Fault("Reshuffled: one order for all epochs", "schemes", "words(rng_key, epoch,", "words(rng_key, 0,",
           "test_batches"),
-    Fault("Reshuffled: the last row never comes", "batches", "jnp.arange(batch_size, dtype=jnp.int32), size)",
+    Fault("Reshuffled: the last row never comes", "schemes", "jnp.arange(batch_size, dtype=jnp.int32), size)",
           "jnp.arange(batch_size, dtype=jnp.int32), size - 1)", "test_batches"),
-    Fault("contiguous: one boundary for all", "batches", "_add(bits[BITS] % jnp.uint32(size)",
-          "_add(jnp.uint32(0)", "test_batches"),
-    Fault("WithReplacement: the last row never comes", "batches", "(batch_size,), 0, size,",
+    Fault("contiguous: one boundary for all", "schemes", "add(bits[BITS] % jnp.uint32(size)",
+          "add(jnp.uint32(0)", "test_batches"),
+    Fault("WithReplacement: the last row never comes", "schemes", "(batch_size,), 0, size,",
           "(batch_size,), 0, size - 1,", "test_batches"),
     Fault("h of the step after", "chain", "h = self.h(state.i, state.z)", "h = self.h(state.i + 1, state.z)",
           "test_product:SGLD test_posterior:decreasing"),
@@ -138,7 +140,7 @@ def run(fault, folder, arguments):
     for part in ("numpyro_sgmcmc", "tests"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    path = copy / "numpyro_sgmcmc" / f"{fault.file}.py"
+    (path,) = (copy / "numpyro_sgmcmc").rglob(f"{fault.file}.py")
     pieces = path.read_text().split(fault.old)
     assert len(pieces) > fault.where + 1, f"{fault.name}: {fault.file}.py has no such text any more"
     at = fault.where + 1

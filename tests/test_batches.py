@@ -12,8 +12,9 @@ import pytest
 
 import numpyro_sgmcmc
 from numpyro_sgmcmc import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
-from numpyro_sgmcmc.base import Plate, RowsState
-from numpyro_sgmcmc.batches import BITS, next_rows, permute, words
+from numpyro_sgmcmc.rows.permutation import BITS, permute, words
+from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.types import Plate, RowsState
 
 SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), WithReplacement()]
 

@@ -10,7 +10,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Minibatch, trees
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Minibatch
+from numpyro_sgmcmc.utils import noise
 
 N = 4
 Y = np.array([0.5, -1.0, 2.0, 0.3])
@@ -134,8 +135,8 @@ def test_a_step_out_of_a_hard_support_is_refused():
 
 def test_model_and_noise_have_keys_of_their_own(monkeypatch):
     seen = []
-    exact = trees.normal_like
-    monkeypatch.setattr(trees, "normal_like", lambda key, tree: seen.append(key) or exact(key, tree))
+    exact = noise.normal_like
+    monkeypatch.setattr(noise, "normal_like", lambda key, tree: seen.append(key) or exact(key, tree))
 
     class Spy(Minibatch):
         def evaluate(self, potential, z, rows, gradient_state, rng_key):

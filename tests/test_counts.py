@@ -22,7 +22,7 @@ from numpyro_sgmcmc import (
     WithoutReplacement,
     WithReplacement,
 )
-from numpyro_sgmcmc.noise import normal
+from numpyro_sgmcmc.utils.noise import normal
 
 B, D = 256, 128
 H = 1e-6

@@ -25,7 +25,7 @@ from numpyro_sgmcmc import (
     WithReplacement,
     gradient_noise,
 )
-from numpyro_sgmcmc.gradients import full_gradient
+from numpyro_sgmcmc.gradients.full_pass import full_gradient
 
 ARGS = (models.X, models.COUNTS)
 Z = {"weights": np.array([1.0, 0.5, -0.3])}  # NumPy's: made before x64 is switched on
@@ -79,7 +79,7 @@ def committed(kernel, state, rows, accepted):
     def look(gradient_state, rows):
         potential = kernel._potential(ARGS, {})
         seen = kernel.gradient.evaluate(potential, Z, {"N": rows}, gradient_state, random.key(0))
-        return kernel.gradient.commit(gradient_state, seen.proposal, jnp.array(accepted))
+        return kernel.gradient.commit(gradient_state, seen.update, jnp.array(accepted))
 
     return look(state.gradient_state, jnp.asarray(rows, jnp.int32))
 
@@ -133,7 +133,7 @@ def test_the_gradient_of_two_crossed_plates_is_exact():
     exact = jax.grad(potential.estimate)(z, everything)
     for chunk in (4096, 25, 16):  # in one piece; 5 rows at once; 4 rows at once, and all of them in pieces
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("numpyro_sgmcmc.gradients.CHUNK", chunk)
+            patch.setattr("numpyro_sgmcmc.gradients.full_pass.CHUNK", chunk)
             found = full_gradient(potential, z, random.key(0))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, exact)
 
@@ -401,7 +401,7 @@ def test_saga_refuses_two_minibatched_plates():
 
 
 def test_a_table_is_announced_before_it_is_taken(caplog, monkeypatch):
-    monkeypatch.setattr("numpyro_sgmcmc.memory.limit", lambda: 10_000)
+    monkeypatch.setattr("numpyro_sgmcmc.utils.memory.limit", lambda: 10_000)
     keys = random.split(random.key(0), 2)
     size = 2 * models.N * models.DIM * 8
     with caplog.at_level(logging.INFO, logger="numpyro_sgmcmc"):

@@ -261,7 +261,7 @@ def test_warmup_can_be_collected():
     assert draws(mcmc)[1]["i"].tolist() == [[2, 4]]
 
 
-def joined(a, b):
+def with_rows(a, b):
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], 1), a, b)
 
 
@@ -271,7 +271,7 @@ def test_resume_is_exact(method):
     first = draws(half)
     half.post_warmup_state = half.last_state
     half.run(half.last_state.rng_key, models.ROWS, extra_fields=EXTRA)
-    assert_same(joined(first, draws(half)), draws(whole))
+    assert_same(with_rows(first, draws(half)), draws(whole))
     assert_same(half.last_state, whole.last_state)
 
 
@@ -282,7 +282,7 @@ def test_resume_across_chain_methods(method):
     other = make(thermostat(), SAMPLES // 2, num_chains=2, chain_method=METHODS[method])
     other.post_warmup_state = state
     other.run(state.rng_key, models.ROWS, extra_fields=EXTRA)
-    assert_close(joined(draws(half), draws(other)), draws(run("sequential")))
+    assert_close(with_rows(draws(half), draws(other)), draws(run("sequential")))
 
 
 RESUME = """

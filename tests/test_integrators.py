@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Splitting
-from numpyro_sgmcmc.base import Evaluation, Phase
-from numpyro_sgmcmc.integrators import named
-from numpyro_sgmcmc.sghmc import Underdamped
-from numpyro_sgmcmc.sgnht import NoseHoover
+from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
+from numpyro_sgmcmc.dynamics.splitting import named
+from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+from numpyro_sgmcmc.types import Evaluation, Phase
 
 
 def model():

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
-from numpyro_sgmcmc.sghmc import Underdamped
-from numpyro_sgmcmc.sgnht import NoseHoover
+from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
+from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 
 ALPHA = 4.5  # standard errors, for the whole suite: 7e-6 for each comparison
 TARGET = np.linalg.inv(PRECISION)
@@ -134,7 +134,7 @@ def test_local_order_on_a_skewed_target(kernel_class, word, K, monkeypatch):
 def test_the_exact_flow_given_the_thermostat_also_near_and_below_zero(x):
     dynamics = NoseHoover(2.0, elementwise=True)
     h, p, n = 0.3, 0.7, 1.3
-    from numpyro_sgmcmc.base import Phase
+    from numpyro_sgmcmc.types import Phase
 
     phase = Phase({"z": jnp.zeros(())}, {"z": jnp.asarray(p)}, {"z": jnp.asarray(x)})
     moved = float(dynamics.O(phase, h, {"z": jnp.asarray(n)}).momentum["z"])

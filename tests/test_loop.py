@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SAGA, SGHMC, SGLD, SVRG, ControlVariate, Reshuffled, WithReplacement
-from numpyro_sgmcmc.loop import LARGE, repeat, widest
+from numpyro_sgmcmc.utils.loop import LARGE, repeat, widest
 
 N, D = 100_000, 50
 SMALL, LARGER = LARGE // (2 * D), 2 * LARGE // D  # rows

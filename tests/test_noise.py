@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_sgmcmc import noise
+from numpyro_sgmcmc.utils import noise
 
 MANY = 2_000_000
 WORDS = np.array([0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1], np.uint32)

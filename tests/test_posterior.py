@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Polynomial, Reshuffled, WithoutReplacement, WithReplacement
-from numpyro_sgmcmc.potential import ModelPotential
+from numpyro_sgmcmc.model.potential import ModelPotential
 
 ALPHA = 4.5  # standard errors, as in test_laws
 SLACK = (

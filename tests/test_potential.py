@@ -13,7 +13,7 @@ from numpyro.infer.util import potential_energy
 import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD
-from numpyro_sgmcmc.plates import full_rows
+from numpyro_sgmcmc.model.handlers import full_rows
 
 N, GROUPS = 12, 3
 X = np.asarray(random.normal(random.key(0), (N, 2)), float)

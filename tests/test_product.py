@@ -32,8 +32,8 @@ from numpyro_sgmcmc import (
     Reshuffled,
     WithoutReplacement,
     WithReplacement,
-    trees,
 )
+from numpyro_sgmcmc.utils import noise
 
 N, B, STEPS = 11, 3, 6  # no whole number of batches, two epochs
 RNG = np.random.default_rng(0)
@@ -129,7 +129,7 @@ def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
             gradient=() if carried is None else dictionary(carried),
         )
         supply = itertools.cycle(NOISES[: sum(letter in "NOE" for letter in word)])
-        monkeypatch.setattr(trees, "normal_like", lambda key, tree: dictionary(next(supply)))
+        monkeypatch.setattr(noise, "normal_like", lambda key, tree: dictionary(next(supply)))
         # six steps of a toy: what takes time is the compiler
         moved = jax.jit(lambda state: kernel.sample(state, ARGS, {}), compiler_options=QUICKLY)(state)
 

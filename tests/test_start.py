@@ -9,7 +9,7 @@ from numpyro.infer import MCMC, init_to_uniform, init_to_value
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, WithReplacement
-from numpyro_sgmcmc.start import gradient_variance
+from numpyro_sgmcmc.tuning.start import gradient_variance
 
 N, DIM, CHAINS = 1000, 4, 64
 X = 3 + random.normal(random.key(0), (N, DIM))

@@ -28,7 +28,7 @@ from numpyro_sgmcmc import (
     weighted_summary,
     weights,
 )
-from numpyro_sgmcmc.gradients import full_gradient
+from numpyro_sgmcmc.gradients.full_pass import full_gradient
 
 X = 3 + np.random.default_rng(0).normal(size=1000)
 

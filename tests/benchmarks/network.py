@@ -8,7 +8,8 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, Reshuffled, WithReplacement, trees
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, Reshuffled, WithReplacement
+from numpyro_sgmcmc.utils import noise
 
 SHAPES = {"w1": (784, 100), "b1": (100,), "w2": (100, 10), "b2": (10,)}
 H = 1e-6
@@ -84,7 +85,7 @@ def compare(data, B, steps, repeats):
         "optax SGD": optax_sgd(*data, random_rows(N, B), steps),
         "optax SGD, neighbouring rows": optax_sgd(*data, neighbours(N, B), steps),
         "normal numbers of JAX alone": normals(by_jax, steps),
-        "normal numbers of ours alone": normals(trees.normal_like, steps),
+        "normal numbers of ours alone": normals(noise.normal_like, steps),
         "optax SGD with noise, by hand": optax_sgd(*data, random_rows(N, B), steps, noise=True),
         "SGLD, random rows": ours(SGLD, rows=WithReplacement()),
         "SGLD": ours(SGLD),

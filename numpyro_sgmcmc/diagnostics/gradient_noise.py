@@ -1,0 +1,96 @@
+"""What a user of minibatches should know of a run, beyond what ArviZ says."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+
+from numpyro_sgmcmc.kernels.chain import SGMCMCState
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
+from numpyro_sgmcmc.types import Sites
+from numpyro_sgmcmc.utils.validation import checked_count
+
+
+class GradientNoise(NamedTuple):
+    """
+    - **variance** - s^2 of each coordinate of the gradient estimate, a dict like ``z``.
+    - **inflation** - relative variance that it adds to z by the kernel's dynamics and the step size of the state, if
+      the noise is white; what reshuffled rows take back of it is not counted.
+    """
+
+    variance: Sites
+    inflation: Sites
+
+
+def gradient_noise(
+    kernel: SGMCMC, state: SGMCMCState, *model_args: Any, num_batches: int = PROBES, **model_kwargs: Any
+) -> GradientNoise:
+    r"""
+    The noise of a kernel's gradient estimator at a state: a look before a long run.
+
+    To first order in h, white noise of variance :math:`s^2` adds to the variance of each coordinate the share
+    :math:`h s^2 / 2` for SGLD and :math:`h s^2 / (2 D)` for SGHMC; MSGNHT finds the friction that balances it, SGNHT
+    that for the mean over the coordinates.
+
+    What an estimator remembers is looked at as it is: the noise of :class:`~numpyro_sgmcmc.SVRG` grows from one full
+    pass to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are fresh at the start.
+
+    :param kernel: the kernel, with the estimator in question.
+    :param state: a state of that kernel, ``mcmc.last_state`` for one (of one chain, or of several at once). To compare
+        estimators at one place, start each by ``kernel.init(rng_key, 0, z, model_args, model_kwargs)``.
+    :param model_args: arguments of the model.
+    :param int num_batches: minibatches looked at; the relative error of the variance is about
+        ``sqrt(2 / num_batches)``.
+    :param model_kwargs: keyword arguments of the model.
+    :return: with an axis of chains in front where the state has one.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_sgmcmc import SAGA, SGHMC, gradient_noise
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> plain = SGHMC(model, step_size=1e-3, friction=10.0, batch_size=100)
+        >>> state = plain.init(random.key(1), 0, {"mu": 3.0}, (x,), {})
+        >>> noise = gradient_noise(plain, state, x)  # s^2 is about N^2 / n = 1e4, less 10 % without replacement
+        >>> bool(8e3 < noise.variance["mu"] < 1e4), round(float(noise.inflation["mu"]), 1)
+        (True, 0.5)
+        >>> saga = SGHMC(model, step_size=1e-3, friction=10.0, batch_size=100, gradient=SAGA())
+        >>> state = saga.init(random.key(1), 0, {"mu": 3.0}, (x,), {})
+        >>> bool(gradient_noise(saga, state, x).variance["mu"] < 1e-3)
+        True
+    """
+    if not isinstance(state, SGMCMCState):
+        raise TypeError(
+            f"state is {type(state).__name__}, not a state of the kernel: give mcmc.last_state after a run, or "
+            "kernel.init(rng_key, 0, None, model_args, model_kwargs)."
+        )
+    num_batches = checked_count("num_batches", num_batches)
+    if num_batches < 2:
+        raise ValueError(f"num_batches={num_batches}: a variance needs at least 2.")
+    chain = kernel._chain
+
+    def probe(potential, state):
+        def gradient(k):
+            key = random.fold_in(state.rng_key, k)
+            coming = state.rows_state._replace(t=state.rows_state.t + k)
+            rows, _ = next_rows(chain.rows, coming, potential.plates)
+            return chain.gradient.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
+
+        variance = gradient_variance(gradient, num_batches)
+        return GradientNoise(variance, chain.dynamics.inflation(state.step_size, variance))
+
+    def probes(potential, state):
+        return jax.vmap(lambda state: probe(potential, state))(state) if state.i.ndim else probe(potential, state)
+
+    return compiled(probes, kernel._model, model_args, model_kwargs, kernel.batch_size)(state)

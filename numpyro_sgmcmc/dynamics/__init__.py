@@ -1,0 +1,1 @@
+"""Stochastic differential equations, one a file, and the integrators that step them."""

@@ -1,0 +1,84 @@
+r"""
+Nosé-Hoover thermostats (Ding et al. 2014; Gan et al. 2015; Li et al. 2016, equation 2).
+
+.. math::
+
+    dz = M^{-1} p\, dt, \quad dp = -\nabla U(z)\, dt - \xi p\, dt + \sqrt{2 D M}\, dW, \quad
+    d\xi = (p^T M^{-1} p / d - 1)\, dt
+
+with one thermostat :math:`\xi` for all d coordinates (SGNHT), or one for each, :math:`d\xi_j = (p_j^2 / M_j - 1)\, dt`
+(MSGNHT). Leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2 - d (\xi - D)^2 / 2)` invariant, the last term summed over
+coordinates with d = 1 for MSGNHT. Gradient noise of constant variance :math:`s^2` only shifts the mean of
+:math:`\xi` to :math:`D + h s^2 / 2`: the thermostat finds the friction that balances noise nobody has measured.
+
+===== ================ =====================================================================
+``A``  drift            z += h M^-1 p
+``B``  kick             p -= h g
+``F``  friction         p *= exp(-xi h)
+``N``  noise            p += sqrt(2 D h) M^1/2 n
+``O``  F and N, exact   OU given xi; variance D (1 - exp(-2 xi h)) / xi, its series at xi -> 0
+``D``  thermostat       xi += h (p M^-1 p / d - 1), or elementwise
+``E``  first order      p += -h (g + xi p) + sqrt(2 D h) M^1/2 n
+===== ================ =====================================================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+from numpyro_sgmcmc.types import Phase, Sites
+from numpyro_sgmcmc.utils import trees
+
+
+@dataclass(frozen=True)
+class NoseHoover(Underdamped):
+    """
+    The underdamped dynamics whose friction is a thermostat.
+
+    :param float noise: D, intensity of the injected noise, where the thermostats start.
+    :param bool elementwise: one thermostat a coordinate instead of one in all.
+    """
+
+    elementwise: bool = False
+    flows: str = field(default="ABFNODE", init=False)
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        return {"euler": "AED", "ssi": "ADFBNFDA"}
+
+    def friction(self, phase: Phase) -> Any:
+        return trees.like(phase.thermostat, phase.momentum)
+
+    def init(self, z: Sites, noise: Any) -> Phase:
+        if self.elementwise:
+            thermostat = jax.tree.map(lambda x: jnp.full_like(x, self.noise), z)
+        else:
+            thermostat = jnp.asarray(self.noise, jnp.result_type(*jax.tree.leaves(z)))
+        return super().init(z, noise)._replace(thermostat=thermostat)
+
+    def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
+        """Thermostats at D + h M^-1 s^2 / 2, where they balance independent gradient noise of variance s^2."""
+        shifts = self.gradient_heat(h, variance)
+        if self.elementwise:
+            return phase._replace(thermostat=jax.tree.map(jnp.add, phase.thermostat, shifts))
+        return phase._replace(thermostat=phase.thermostat + trees.total(shifts) / trees.size(shifts))
+
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """What is left of it once the thermostats balance: nothing, or the deviations from one common friction."""
+        heat = self.gradient_heat(h, variance)
+        if self.elementwise:
+            return jax.tree.map(jnp.zeros_like, heat)
+        mean = trees.total(heat) / trees.size(heat)
+        return jax.tree.map(lambda x: (x - mean) / (self.noise + mean), heat)
+
+    def D(self, phase: Phase, h: jax.Array) -> Phase:
+        energy = jax.tree.map(lambda p, im: im * p * p, phase.momentum, self.inverse_mass(phase.z))
+        if self.elementwise:
+            thermostat = jax.tree.map(lambda xi, e: xi + h * (e - 1), phase.thermostat, energy)
+        else:
+            thermostat = phase.thermostat + h * (trees.total(energy) / trees.size(energy) - 1)
+        return phase._replace(thermostat=thermostat)

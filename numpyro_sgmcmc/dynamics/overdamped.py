@@ -1,0 +1,56 @@
+r"""
+Overdamped Langevin dynamics.
+
+.. math:: dz = -M^{-1} \nabla U(z)\, dt + \sqrt{2 M^{-1}}\, dW
+
+leaves :math:`\exp(-U(z))` invariant. One flow:
+
+==== ===================== ==================================================
+``E`` first-order step      z += -h M^-1 g + sqrt(2 h) M^-1/2 n
+==== ===================== ==================================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.types import Phase, Sites
+from numpyro_sgmcmc.utils import trees
+
+
+@dataclass(frozen=True)
+class Overdamped:
+    """
+    The overdamped Langevin dynamics.
+
+    :param inverse_mass_matrix: preconditioner: 1.0, a scalar, or a dict of diagonals like ``z``.
+    """
+
+    inverse_mass_matrix: Any = 1.0
+    flows: str = field(default="E", init=False)
+    moves: str = field(default="E", init=False)
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        return {"euler": "E"}
+
+    def init(self, z: Sites, noise: Any) -> Phase:
+        del noise
+        return Phase(z, (), ())
+
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / 2."""
+        return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, trees.like(self.inverse_mass_matrix, variance))
+
+    def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
+        z = jax.tree.map(
+            lambda z, g, n, im: z - h * im * g + jnp.sqrt(2 * h * im) * n,
+            phase.z,
+            gradient,
+            noise,
+            trees.like(self.inverse_mass_matrix, phase.z),
+        )
+        return phase._replace(z=z)

@@ -1,0 +1,115 @@
+r"""
+Underdamped Langevin dynamics (Chen, Fox & Guestrin 2014; Chen, Ding & Carin 2015).
+
+.. math:: dz = M^{-1} p\, dt, \qquad dp = -\nabla U(z)\, dt - D p\, dt + \sqrt{2 D M}\, dW
+
+leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant. D is a rate (the C of Chen, Fox & Guestrin is D M).
+
+===== ===================== =======================================================
+``A``  drift                 z += h M^-1 p
+``B``  kick                  p -= h g
+``F``  friction              p *= exp(-D h)
+``N``  noise                 p += sqrt(2 D h) M^1/2 n
+``O``  F and N, exact        p = c p + sqrt(1 - c^2) M^1/2 n,  c = exp(-D h)
+``E``  momentum, first order p += -h (g + D p) + sqrt(2 D h) M^1/2 n
+===== ===================== =======================================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.types import Phase, Sites
+from numpyro_sgmcmc.utils import trees
+
+
+def _ou_noise(rate: Any, h: jax.Array) -> jax.Array:
+    """(1 - exp(-2 r h)) / (2 r h), by its series where r h is small: variance of OU noise per unit of 2 D h."""
+    x = jnp.asarray(2 * rate * h)
+    small = jnp.abs(x) < 1e-2
+    safe = jnp.where(small, 1.0, x)
+    return jnp.where(small, 1 - x / 2 * (1 - x / 3 * (1 - x / 4)), -jnp.expm1(-safe) / safe)
+
+
+@dataclass(frozen=True)
+class Underdamped:
+    """
+    The underdamped Langevin dynamics.
+
+    :param float noise: D, intensity of the injected noise; here also the friction, so that the two balance.
+    :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``.
+    """
+
+    noise: float
+    inverse_mass_matrix: Any = 1.0
+    flows: str = field(default="ABFNOE", init=False)
+    moves: str = field(default="A", init=False)
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        return {"euler": "EA", "ssi": "AFBNFA"}
+
+    def friction(self, phase: Phase) -> Any:
+        """The rate at which momentum is lost, for every leaf."""
+        return trees.like(self.noise, phase.momentum)
+
+    def inverse_mass(self, z: Sites) -> Any:
+        """M^-1, for every leaf."""
+        return trees.like(self.inverse_mass_matrix, z)
+
+    def init(self, z: Sites, noise: Any) -> Phase:
+        """Momentum from its equilibrium N(0, M)."""
+        momentum = jax.tree.map(lambda n, im: n / jnp.sqrt(jnp.asarray(im, n.dtype)), noise, self.inverse_mass(z))
+        return Phase(z, momentum, ())
+
+    def gradient_heat(self, h: jax.Array, variance: Any) -> Any:
+        """What white gradient noise of variance s^2 adds to the intensity D: h M^-1 s^2 / 2."""
+        return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, self.inverse_mass(variance))
+
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / (2 D)."""
+        return jax.tree.map(lambda heat: heat / self.noise, self.gradient_heat(h, variance))
+
+    def A(self, phase: Phase, h: jax.Array) -> Phase:
+        z = jax.tree.map(lambda z, p, im: z + h * im * p, phase.z, phase.momentum, self.inverse_mass(phase.z))
+        return phase._replace(z=z)
+
+    def B(self, phase: Phase, h: jax.Array, gradient: Any) -> Phase:
+        return phase._replace(momentum=jax.tree.map(lambda p, g: p - h * g, phase.momentum, gradient))
+
+    def F(self, phase: Phase, h: jax.Array) -> Phase:
+        momentum = jax.tree.map(lambda p, r: p * jnp.exp(-r * h), phase.momentum, self.friction(phase))
+        return phase._replace(momentum=momentum)
+
+    def N(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
+        momentum = jax.tree.map(
+            lambda p, n, im: p + jnp.sqrt(2 * self.noise * h / im) * n,
+            phase.momentum,
+            noise,
+            self.inverse_mass(phase.z),
+        )
+        return phase._replace(momentum=momentum)
+
+    def O(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:  # noqa: E743
+        momentum = jax.tree.map(
+            lambda p, n, r, im: p * jnp.exp(-r * h) + jnp.sqrt(2 * self.noise * h * _ou_noise(r, h) / im) * n,
+            phase.momentum,
+            noise,
+            self.friction(phase),
+            self.inverse_mass(phase.z),
+        )
+        return phase._replace(momentum=momentum)
+
+    def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
+        momentum = jax.tree.map(
+            lambda p, g, n, r, im: p - h * (g + r * p) + jnp.sqrt(2 * self.noise * h / im) * n,
+            phase.momentum,
+            gradient,
+            noise,
+            self.friction(phase),
+            self.inverse_mass(phase.z),
+        )
+        return phase._replace(momentum=momentum)

@@ -1,0 +1,1 @@
+"""Gradient estimators: rows -> unbiased gradient of U."""

@@ -1,0 +1,56 @@
+"""Control variates whose centre moves to the chain from time to time (Dubey et al. 2016, algorithm 2)."""
+
+from dataclasses import dataclass
+
+import jax
+
+from numpyro_sgmcmc.gradients.control_variate import Anchor, Anchored, anchor
+from numpyro_sgmcmc.types import Potential, Sites
+from numpyro_sgmcmc.utils.lockstep import when_any
+from numpyro_sgmcmc.utils.validation import check_minibatched, checked_count
+
+
+@dataclass(frozen=True)
+class SVRG(Anchored):
+    r"""
+    Stochastic variance reduced gradients: the centre moves to the state of the chain every ``update_every`` steps, with
+    a full pass over the data, in chunks.
+
+    Two minibatch gradients a step and, at the default, one full pass an epoch: three gradients of each row an epoch in
+    all. Chains that are run together (``chain_method="vectorized"`` or ``jax.vmap``) make the pass together.
+
+    :param update_every: m, steps between two full passes. None: N/n, one epoch (of the plate with the most batches).
+    :raises ValueError: ``update_every`` below 1; no minibatched plate.
+
+    **References:**
+
+    1. *Variance Reduction in Stochastic Gradient Langevin Dynamics*, A. Dubey et al. (2016), algorithm 2
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import SVRG
+        >>> SVRG(update_every=100)
+        SVRG(update_every=100)
+    """
+
+    update_every: int | None = None
+
+    def __post_init__(self):
+        if self.update_every is not None:
+            object.__setattr__(self, "update_every", checked_count("SVRG(update_every)", self.update_every))
+
+    def check(self, potential: Potential, chains: int) -> None:
+        del chains
+        check_minibatched(self, potential.plates)
+
+    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
+        return anchor(potential, z, rng_key)
+
+    def begin_step(
+        self, potential: Potential, z: Sites, gradient_state: Anchor, i: jax.Array, rng_key: jax.Array
+    ) -> Anchor:
+        epoch = max((plate.size // plate.batch_size for plate in potential.plates.values()), default=1)
+        due = (i > 0) & (i % (self.update_every or epoch) == 0)
+        return when_any(due, lambda at: anchor(potential, *at), (z, rng_key), gradient_state)

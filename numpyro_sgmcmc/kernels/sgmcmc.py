@@ -1,0 +1,274 @@
+"""
+The kernel: wires dynamics, integrator, gradient estimator and row scheme together and keeps NumPyro's contract.
+
+Everything that moves lives in the state, everything on the kernel is frozen, and the potential is made anew from the
+arguments of each call. So a trace that NumPyro reuses for other chains, runs and resumes has nothing stale in it.
+"""
+
+from collections.abc import Callable, Mapping
+import copy
+from functools import partial
+from typing import Any
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key, not_jax_tracer
+
+from numpyro_sgmcmc.kernels.chain import Chain, SGMCMCState
+from numpyro_sgmcmc.kernels.report import report_stuck
+from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.model.handlers import full_rows, indexable
+from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
+from numpyro_sgmcmc.tuning.schedules import as_schedule
+from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.utils.loop import repeat
+from numpyro_sgmcmc.utils.validation import (
+    check_energies,
+    check_init_params,
+    check_inverse_mass_fits,
+    check_resumed,
+    checked_batch_size,
+    checked_count,
+    checked_init_strategy,
+    checked_model,
+    checked_part,
+)
+
+
+class SGMCMC(MCMCKernel):
+    """
+    A stochastic-gradient MCMC kernel composed of its parts. The named kernels only choose them.
+
+    :param model: NumPyro model.
+    :param dynamics: the SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.
+    :param integrator: a :class:`~numpyro_sgmcmc.dynamics.splitting.Splitting` that fits the dynamics.
+    :param gradient: gradient estimator.
+    :param rows: row scheme.
+    :param step_size: h > 0, or a function of the step index.
+    :param batch_size: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
+    :param int steps_per_sample: integrator steps for each MCMC transition, one compiled loop.
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
+    :raises ValueError: see :mod:`~numpyro_sgmcmc.model.checks`; at construction where possible, else at ``init``.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGMCMC, Minibatch, Reshuffled, Splitting
+        >>> from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> parts = Underdamped(noise=30.0), Splitting("OBABO"), Minibatch(), Reshuffled()
+        >>> kernel = SGMCMC(model, *parts, step_size=3e-3, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - x.mean()) < 0.02)
+        True
+    """
+
+    sample_field = "z"  # pyright: ignore[reportAssignmentType]
+    default_fields = ("z", "diverging", "step_size")  # pyright: ignore[reportAssignmentType]
+    _frozen = False
+
+    def __init__(
+        self,
+        model: Any,
+        dynamics: Dynamics,
+        integrator: Integrator,
+        gradient: GradientEstimator,
+        rows: RowScheme,
+        *,
+        step_size: float | Schedule,
+        batch_size: int | Mapping[str, int] | None = None,
+        steps_per_sample: int = 1,
+        init_strategy: Any = None,
+    ):
+        integrator.check(dynamics)
+        gradient = checked_part("gradient", gradient, "evaluate", "Minibatch()")
+        gradient, rows = gradient.with_rows(checked_part("rows", rows, "__call__", "Reshuffled()"))
+        self._model = checked_model(model)
+        self._chain = Chain(
+            dynamics,
+            integrator,
+            gradient,
+            rows,
+            as_schedule(step_size),
+            checked_init_strategy(init_strategy),
+        )
+        self.batch_size = checked_batch_size(batch_size)
+        self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
+        self._frozen = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._frozen:
+            raise AttributeError(
+                f"{type(self).__name__}.{name} is frozen: NumPyro compiles a kernel once, so a later change would be "
+                "silently ignored. Make a new kernel."
+            )
+        object.__setattr__(self, name, value)
+
+    # -- the parts, frozen --------------------------------------------------------------------------------------
+
+    @property
+    def dynamics(self) -> Any:
+        """The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`."""
+        return self._chain.dynamics
+
+    @property
+    def integrator(self) -> Integrator:
+        """The word that one step spells."""
+        return self._chain.integrator
+
+    @property
+    def gradient(self) -> GradientEstimator:
+        """The gradient estimator."""
+        return self._chain.gradient
+
+    @property
+    def rows(self) -> RowScheme:
+        """The row scheme."""
+        return self._chain.rows
+
+    @property
+    def schedule(self) -> Schedule:
+        """Step index -> h."""
+        return self._chain.schedule
+
+    # -- the host's contract ------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> full_rows:
+        """The model on all of its rows, as ArviZ, ``Predictive`` and ``log_likelihood`` need it."""
+        return full_rows(self._model)
+
+    @property
+    def _sample_fn(self) -> Callable:
+        # MCMC calls `init` again on a resume where this is None. There is nothing to rebuild here, so a resume
+        # never pays for an `init` whose result is thrown away.
+        return self.sample
+
+    def get_diagnostics_str(self, state: SGMCMCState) -> str:
+        """Empty: any number of the state shown in the bar would wait for the device at every iteration."""
+        del state
+        return ""
+
+    def init(
+        self,
+        rng_key: jax.Array,
+        num_warmup: int,
+        init_params: Sites | None,
+        model_args: tuple,
+        model_kwargs: Mapping[str, Any] | None,
+    ) -> SGMCMCState:
+        """
+        The state of a fresh chain, or of a batch of chains where ``rng_key`` is a batch of keys. Costs O(batch).
+
+        :param init_params: unconstrained values for some or all sites (constrained ones as a block of
+            :class:`~numpyro.infer.Gibbs`, whose convention that is); the other sites start by ``init_strategy``.
+        :raises ValueError: what :func:`~numpyro_sgmcmc.model.checks.checked_structure` refuses; ``init_params`` of the
+            wrong names or shapes; an energy that is not finite at the start, by site.
+        """
+        del num_warmup
+        rng_key = _raw(rng_key)
+        batched = not is_prng_key(rng_key)
+        if batched and rng_key.shape[0] == 1:
+            # num_chains=1 with a batch of one key: a single chain, without an axis of chains
+            rng_key, batched = rng_key[0], False
+        potential = self._potential(model_args, model_kwargs)
+        check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), potential.prototype)
+        self.gradient.check(potential, rng_key.shape[0] if batched else 1)
+        if GIBBS_SITES_KWARG not in potential.kwargs:
+            check_init_params(init_params, potential.prototype, batched)
+        start = compiled(self._start_chains, self._model, model_args, model_kwargs, self.batch_size)
+        state, energies = start(rng_key, init_params)
+        if not_jax_tracer(rng_key):
+            check_energies(energies)
+        for name in potential.structure.frozen[:1]:
+            warnings.warn(
+                f"param site {name!r} is frozen at its initial value: SG-MCMC moves latent sample "
+                "sites only. Give it a prior with numpyro.sample to infer it.",
+                stacklevel=2,
+            )
+        return state
+
+    def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
+        """One MCMC transition: ``steps_per_sample`` steps of every chain in ``state``."""
+        batched = jnp.ndim(state.i) == 1
+        if batched == is_prng_key(state.rng_key):
+            raise ValueError(
+                f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
+                f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
+            )
+        potential = self._potential(model_args, model_kwargs)
+        check_resumed(state.z, potential.prototype, batched)
+        step = partial(self._chain.step, potential)
+        step = jax.vmap(step) if batched else step
+        before = state.refused
+        state = state._replace(diverging=jnp.zeros_like(state.diverging))
+        state = repeat(step, state, self.steps_per_sample)
+        report_stuck(before, state.refused, state.step_size)
+        advance = jax.vmap(_next_key) if batched else _next_key
+        return state._replace(rng_key=advance(state.rng_key))
+
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
+        """
+        Unconstrained -> constrained values and deterministic sites, save those inside minibatched plates.
+
+        NumPyro calls it at every transition, so it costs O(batch); compiled, because its one eager call would
+        otherwise evaluate what nobody asks for.
+        """
+        return jax.jit(lambda z: self._potential(model_args, model_kwargs).constrain(z))
+
+    # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
+        """Unconstrained -> constrained values, whether or not the siblings' values are among the arguments."""
+        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+        return jax.jit(partial(constrained_latents, self._model, args, kwargs))
+
+    def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
+        """The state under new conditioning values, see :meth:`~numpyro_sgmcmc.kernels.chain.Chain.refresh`."""
+        return self._chain.refresh(self._potential(model_args, model_kwargs), state)
+
+    def wrap_model(self, wrapper: Callable) -> "SGMCMC":
+        """A copy of this kernel for ``wrapper(model)``."""
+        kernel = copy.copy(self)
+        object.__setattr__(kernel, "_model", wrapper(self._model))
+        return kernel
+
+    def _start_chains(self, potential, rng_key, init_params):
+        def one(rng_key, init_params):
+            if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
+                init_params = potential.unconstrain(init_params)
+            return self._chain.init(potential, rng_key, init_params)
+
+        return one(rng_key, init_params) if is_prng_key(rng_key) else jax.vmap(one)(rng_key, init_params)
+
+    def _potential(self, model_args, model_kwargs) -> ModelPotential:
+        return ModelPotential.of(self._model, model_args, model_kwargs, self.batch_size)
+
+
+def _next_key(rng_key):
+    return random.split(rng_key, 1)[0]
+
+
+def _raw(rng_key):
+    """
+    Typed keys of the usual kind as their data: NumPyro cannot collect a typed key as an extra field. Data of another
+    kind would be taken for that of the default, and those of ``rbg``, four numbers, for several keys.
+    """
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        if random.key_impl(rng_key) == random.key_impl(random.key(0)) == "threefry2x32":
+            return random.key_data(rng_key)
+    return rng_key

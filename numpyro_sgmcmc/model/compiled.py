@@ -1,0 +1,50 @@
+"""Functions of a potential as compiled programs, for what is computed outside of a transition."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from numpyro_sgmcmc.model.checks import NeedsValues
+from numpyro_sgmcmc.model.handlers import indexable
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.utils import trees
+
+
+def compiled(
+    fn: Callable, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
+) -> Callable:
+    """
+    ``fn(potential, *rest)`` as a compiled function of ``rest``.
+
+    The data are arguments of what is compiled, for a closure would make constants, copies, of them. What is compiled
+    lives as long as the function that is returned. It is not kept for later runs: nothing that JAX says of a program
+    tells for certain which arrays a model closes over. JAX's persistent compilation cache saves that time safely.
+    """
+    model_kwargs = {} if model_kwargs is None else model_kwargs
+    # made indexable here, as flattening needs the arrays to be what the model will see
+    arrays, rebuild = trees.arrays_apart(indexable((model_args, model_kwargs)))
+
+    @jax.jit
+    def on_arguments(arrays, *rest):
+        args, kwargs = rebuild(arrays)
+        return fn(ModelPotential.of(model, args, kwargs, batch_size), *rest)
+
+    @jax.jit
+    def on_constants(*rest):
+        return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size), *rest)
+
+    program = None
+
+    def run(*rest):
+        nonlocal program
+        if program is None:
+            program = partial(on_arguments, arrays)
+            try:
+                return program(*rest)
+            except (jax.errors.JAXTypeError, NeedsValues):
+                program = on_constants  # a model that asks for values, int(y.max()), gets them
+        return program(*rest)
+
+    return run

@@ -1,0 +1,175 @@
+"""
+NumPyro model -> U(z), the negative log joint density of its unconstrained latents: the prior's energy, the energy of
+each row, the minibatch estimate.
+
+A potential is made anew from the arguments of every call and dies with it. It may hold tracers; kernels never keep one.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import _unconstrain_reparam, find_valid_initial_params
+
+from numpyro_sgmcmc.model.checks import checked_structure
+from numpyro_sgmcmc.model.handlers import indexable, minibatch
+from numpyro_sgmcmc.model.structure import Structure
+from numpyro_sgmcmc.types import Plate, Rows, Sites
+
+
+class ModelPotential:
+    """
+    The potential of a model for given arguments.
+
+    :param model: NumPyro model.
+    :param tuple args: its arguments, JAX arrays where they are arrays.
+    :param dict kwargs: its keyword arguments.
+    :param dict plates: the plates that are minibatched.
+    :param structure: the model's outline.
+    """
+
+    def __init__(
+        self, model: Any, args: tuple, kwargs: Mapping[str, Any], plates: Mapping[str, Plate], structure: Structure
+    ):
+        self.plates = plates
+        self.structure = structure
+        self.args, self.kwargs = args, dict(kwargs)
+        self._model = model
+        if structure.has_params:
+            self._model = handlers.substitute(model, data=self._frozen())
+
+    @classmethod
+    def of(
+        cls, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
+    ) -> "ModelPotential":
+        """
+        The potential of what a user hands in.
+
+        :raises ValueError: see :func:`~numpyro_sgmcmc.model.checks.checked_structure`.
+        """
+        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+        return cls(model, args, kwargs, *checked_structure(model, args, kwargs, batch_size))
+
+    @property
+    def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the unconstrained latents."""
+        return self.structure.prototype
+
+    @property
+    def randomised(self) -> bool:
+        """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
+        return self.structure.randomised
+
+    def _frozen(self) -> dict[str, Any]:
+        """Values of the `param` sites: those their initialisers give under one fixed key, equal for all chains."""
+        seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
+        tr = handlers.trace(seeded).get_trace(*self.args, **self.kwargs)
+        return {name: site["value"] for name, site in tr.items() if site["type"] == "param"}
+
+    def some_rows(self) -> Rows:
+        """Rows for questions whose answer does not depend on them; O(batch), where all rows would be O(N)."""
+        return {name: jnp.arange(plate.batch_size, dtype=jnp.int32) for name, plate in self.plates.items()}
+
+    def _trace(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
+        key = jax.random.key(0) if rng_key is None else rng_key
+        substituted = handlers.substitute(
+            minibatch(self._model, rows, key), substitute_fn=partial(_unconstrain_reparam, z)
+        )
+        return handlers.trace(substituted).get_trace(*self.args, **self.kwargs)
+
+    def _energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
+        """Name, plates (name -> dim) and scaled energy, not summed, of every sample site."""
+        for name, site in self._trace(z, rows, rng_key).items():
+            if site["type"] == "sample":
+                log_prob = site["fn"].log_prob(site["value"])
+                if site["scale"] is not None:
+                    log_prob = site["scale"] * log_prob
+                yield name, {frame.name: frame.dim for frame in site["cond_indep_stack"]}, -log_prob
+
+    def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
+        """Energy of everything outside the minibatched plates, transforms' Jacobians included; touches no data."""
+        energies = self._energies(z, self.some_rows(), rng_key)
+        return _sum(energy for _, plates, energy in energies if not self.plates.keys() & plates)
+
+    def per_row(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
+        """
+        Energy of each row in the batch, shape ``(batch_size,)``, without the factor N/n.
+
+        :raises ValueError: more or less than one plate is minibatched, so that a row is not defined.
+        """
+        if len(self.plates) != 1:
+            raise ValueError(
+                f"energies of single rows need exactly one minibatched plate, not {len(self.plates)}: "
+                f"{', '.join(map(repr, self.plates)) or 'none'}. Use gradient=Minibatch()."
+            )
+        ((name, plate),) = self.plates.items()
+        n = rows[name].shape[0]
+        total = jnp.zeros(n)
+        for _, plates, energy in self._energies(z, rows, rng_key):
+            if name in plates:
+                energy = jnp.moveaxis(energy, plates[name], 0).reshape(n, -1).sum(1)
+                total = total + energy * (n / plate.size)
+        return total
+
+    def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
+        """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself where no plate is minibatched."""
+        return _sum(energy for _, _, energy in self._energies(z, rows, rng_key))
+
+    def by_site(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> dict[str, jax.Array]:
+        """The terms of :meth:`estimate`."""
+        return {name: jnp.sum(energy) for name, _, energy in self._energies(z, rows, rng_key)}
+
+    def constrain(self, z: Sites) -> dict[str, jax.Array]:
+        """
+        Constrained values of the latents and those deterministic sites that have no row dimension.
+
+        Sites inside a minibatched plate are left out: they would be N numbers a draw, and evaluated at every step.
+        """
+        constrained = {}
+        for name, site in self._trace(z, self.some_rows(), None).items():
+            deterministic = site["type"] == "deterministic" and not (
+                self.plates.keys() & {frame.name for frame in site["cond_indep_stack"]}
+            )
+            if deterministic or (site["type"] == "sample" and name in z):
+                constrained[name] = site["value"]
+        return constrained
+
+    def unconstrain(self, values: dict[str, jax.Array]) -> Sites:
+        """The inverse of :meth:`constrain` for the latents among ``values``."""
+        seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
+        tr = handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*self.args, **self.kwargs)
+        return {name: biject_to(tr[name]["fn"].support).inv(value) for name, value in values.items()}
+
+    def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
+        """A start of finite energy and gradient where one is found, by NumPyro's own search, on these rows."""
+        prototype = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.prototype.items()}
+        (z, _, _), _ = find_valid_initial_params(
+            rng_key,
+            minibatch(self._model, rows, jax.random.key(0)),
+            init_strategy=init_to_uniform if init_strategy is None else init_strategy,
+            model_args=self.args,
+            model_kwargs=self.kwargs,
+            prototype_params=prototype,
+        )
+        return z
+
+
+def constrained_latents(model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites) -> dict[str, jax.Array]:
+    """
+    Constrained values of the sites in ``z``, by their transforms alone. Other latents, as a Gibbs kernel leaves them
+    out here, are drawn; nothing depends on them unless a support does.
+    """
+    seeded = handlers.seed(minibatch(model), jax.random.key(0))
+    tr = handlers.trace(handlers.substitute(seeded, substitute_fn=partial(_unconstrain_reparam, z))).get_trace(
+        *args, **kwargs
+    )
+    return {name: tr[name]["value"] for name in z}
+
+
+def _sum(energies: Any) -> jax.Array:
+    return sum((jnp.sum(energy) for energy in energies), start=jnp.zeros(()))

@@ -1,0 +1,171 @@
+"""
+Which rows: a scheme is a pure function of a key and a batch number, so a chain keeps one key and one counter whatever
+the size of its data. Schemes that do not repeat rows rest on :func:`~numpyro_sgmcmc.rows.permutation.permute`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.rows.permutation import BITS, add, permute, words
+from numpyro_sgmcmc.types import Plate, Rows, RowScheme, RowsState
+
+
+@dataclass(frozen=True)
+class Reshuffled:
+    """
+    Random reshuffling: each epoch runs through a new random order of the rows, a batch at a time.
+
+    Within an epoch the errors of the minibatch gradients cancel, which removes most of the excess variance that
+    independent minibatches cause, as long as an epoch is short compared with the relaxation of the chain (Paulin et
+    al. 2025).
+    Rows that do not fill a last batch are left out of that epoch; every epoch starts anew, so every row is equally
+    likely at every step.
+
+    :param bool contiguous: hand out neighbouring rows, the blocks in random order and their boundaries shifted at
+        random each epoch. 2 to 5 times faster on large data, for memory is read in order. The rows of the data must
+        be in random order themselves (:func:`shuffle_rows`): blocks of sorted data are unlike each other, which makes
+        the gradients noisier and, as their partition is nearly fixed, noisy in the same directions in every epoch.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> from numpyro_sgmcmc import Reshuffled
+        >>> epoch = [Reshuffled()(random.key(0), jnp.array(t), 12, 4) for t in range(3)]
+        >>> sorted(jnp.concatenate(epoch).tolist()) == list(range(12))
+        True
+    """
+
+    contiguous: bool = False
+    independent: ClassVar[bool] = False
+    distinct: ClassVar[bool] = True
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        batches = size // batch_size
+        epoch, position = t // batches, t % batches
+        bits = words(rng_key, epoch, BITS + 1)
+        if not self.contiguous:
+            return permute(bits, position * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size)
+        block = permute(bits, position, batches) * batch_size
+        # as behind permute: the shift would be computed for each element of the batch
+        first = lax.optimization_barrier(add(bits[BITS] % jnp.uint32(size), block.astype(jnp.uint32), size))
+        return add(first, jnp.arange(batch_size, dtype=jnp.uint32), size).astype(jnp.int32)
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """
+    A fresh batch of distinct rows at every step, independent of the batches before.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> from numpyro_sgmcmc import WithoutReplacement
+        >>> rows = WithoutReplacement()(random.key(0), jnp.array(0), 12, 4)  # batch 0 of 4 rows out of 12
+        >>> len(set(rows.tolist()))
+        4
+    """
+
+    independent: ClassVar[bool] = True
+    distinct: ClassVar[bool] = True
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        bits = words(rng_key, t, BITS)
+        return permute(bits, jnp.arange(batch_size, dtype=jnp.int32), size)
+
+
+@dataclass(frozen=True)
+class WithReplacement:
+    """
+    Rows drawn independently of each other; a row may come twice in a batch.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> from numpyro_sgmcmc import WithReplacement
+        >>> rows = WithReplacement()(random.key(0), jnp.array(0), 12, 4)  # batch 0 of 4 rows out of 12
+        >>> bool((rows >= 0).all() & (rows < 12).all())
+        True
+    """
+
+    independent: ClassVar[bool] = True
+    distinct: ClassVar[bool] = False
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        return random.randint(random.fold_in(rng_key, t), (batch_size,), 0, size, jnp.int32)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """
+    A scheme applied to the batches of a fixed partition: batch j is rows jB to (j + 1) B - 1. Where B does not divide N
+    the last row stands in for those that the last batch lacks.
+    """
+
+    scheme: RowScheme
+    distinct: ClassVar[bool] = False
+
+    @property
+    def independent(self) -> bool:
+        return getattr(self.scheme, "independent", False)
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        j = self.scheme(rng_key, t, -(-size // batch_size), 1)[0]
+        return jnp.minimum(j * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size - 1)
+
+
+def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:
+    """
+    The rows of the next batch of every plate, and the state after it. Crossed plates draw independently.
+    """
+    keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
+    rows = {
+        name: jnp.asarray(scheme(key, state.t, plate.size, plate.batch_size), jnp.int32)
+        for key, (name, plate) in zip(keys, plates.items())
+    }
+    return rows, state._replace(t=state.t + 1)
+
+
+def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:
+    """
+    Put the rows of the arrays into one common random order, once, before ``Reshuffled(contiguous=True)``.
+
+    :param rng_key: random key.
+    :param arrays: arrays with the same number of rows; NumPy arrays stay on the host.
+    :return: the shuffled array, or a tuple of them.
+    :raises ValueError: the arrays differ in their number of rows.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpy as np
+        >>> from numpyro_sgmcmc import shuffle_rows
+        >>> X, y = shuffle_rows(random.key(0), np.arange(6).reshape(3, 2), np.arange(3))
+        >>> bool((X[:, 0] == 2 * y).all())
+        True
+    """
+    lengths = [np.shape(array)[0] if np.ndim(array) else -1 for array in arrays]
+    if not arrays or -1 in lengths or len(set(lengths)) > 1:
+        shapes = ", ".join(str(np.shape(array)) for array in arrays)
+        raise ValueError(f"shuffle_rows needs arrays with one common number of rows, got shapes {shapes or 'none'}.")
+    order = random.permutation(rng_key, lengths[0])
+    shuffled = tuple(
+        array[np.asarray(order)] if isinstance(array, np.ndarray) else jnp.asarray(array)[order] for array in arrays
+    )
+    return shuffled[0] if len(shuffled) == 1 else shuffled

@@ -1,0 +1,1 @@
+"""Where chains start and how long their steps are."""

@@ -1,0 +1,218 @@
+r"""
+Step sizes: step index -> h. Any callable serves, optax schedules among them; these few pickle.
+
+Convention (Chen, Ding & Carin 2015): :math:`z' = z - h \nabla U + \sqrt{2h}\, n`. Papers that follow Welling &
+Teh (2011), Dubey et al. (2016) among them, write h/2 where we write h.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+import math
+import numbers
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.types import Schedule
+
+
+def _positive(owner: object, **values: float) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, numbers.Real) and math.isfinite(value) and value > 0):
+            raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """
+    The same step size at every step; what a float given as ``step_size`` becomes.
+
+    :param float value: h > 0.
+    :raises ValueError: it is not positive and finite.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Constant
+        >>> Constant(0.01)(1000)
+        0.01
+    """
+
+    value: float
+
+    def __post_init__(self):
+        _positive(self, value=self.value)
+
+    def __call__(self, i: Any) -> Any:
+        del i
+        return self.value
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    r"""
+    Decreasing steps :math:`h_i = a (b + i)^{-\gamma}` (Welling & Teh 2011; Chen et al. 2015, section 3.3).
+
+    :param float a: scale, > 0.
+    :param float b: offset, > 0.
+    :param float gamma: rate, > 0. Draws are to be weighted by their step size.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Polynomial
+        >>> h = Polynomial(a=0.1, b=1.0, gamma=0.5)
+        >>> round(float(h(99)), 6)
+        0.01
+    """
+
+    a: float
+    b: float
+    gamma: float
+
+    def __post_init__(self):
+        _positive(self, a=self.a, b=self.b, gamma=self.gamma)
+
+    @classmethod
+    def optimal(cls, order: int, for_: Literal["bias", "mse"], *, a: float, b: float = 1.0) -> "Polynomial":
+        r"""
+        The exponent of fastest decrease (Chen et al. 2015, remark 7): :math:`\gamma = 1/(K+1)` for the bias, which then
+        falls as :math:`L^{-K/(K+1)}` in the number of steps L, up to a factor log L; :math:`\gamma = 1/(2K+1)` for the
+        mean squared error, which falls as :math:`L^{-2K/(2K+1)}`. (Remark 10: 1/3 and 1/5 for SGHMC by splitting, 1/2
+        and 1/3 for SGLD.) With independent minibatches of constant size every integrator has K = 1.
+
+        :param int order: K, order of the integrator: 1 for ``euler``, 2 for ``ssi`` and symmetric words.
+        :param str for_: ``"bias"`` or ``"mse"``.
+        :param float a: scale.
+        :param float b: offset.
+
+        **Example**
+
+        .. doctest::
+
+            >>> from numpyro_sgmcmc import Polynomial
+            >>> Polynomial.optimal(2, for_="mse", a=0.1).gamma
+            0.2
+        """
+        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+            raise ValueError(f"Polynomial.optimal(order={order!r}): the order is a whole number, 1 or more.")
+        if for_ not in ("bias", "mse"):
+            raise ValueError(f"Polynomial.optimal(for_={for_!r}) must be 'bias' or 'mse'.")
+        return cls(a, b, 1 / (order + 1 if for_ == "bias" else 2 * order + 1))
+
+    def __call__(self, i: Any) -> Any:
+        return self.a * (self.b + i) ** (-self.gamma)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """
+    Constant phases: ``values[k]`` from step ``boundaries[k-1]`` on (Dubey et al. 2016 use two; Li et al. 2016
+    halve once).
+
+    :param tuple boundaries: increasing step indices at which the step size changes.
+    :param tuple values: one more step size than boundaries, each > 0.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Piecewise
+        >>> h = Piecewise(boundaries=(1000,), values=(1e-2, 5e-3))
+        >>> float(h(999)) > float(h(1000))
+        True
+    """
+
+    boundaries: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self):
+        if not (isinstance(self.boundaries, Iterable) and isinstance(self.values, Iterable)):
+            raise TypeError(
+                "Piecewise: give a sequence of boundaries and one of values, Piecewise((1000,), (1e-2, 5e-3))."
+            )
+        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ValueError(
+                f"Piecewise: {len(self.boundaries)} boundaries need {len(self.boundaries) + 1} values, "
+                f"got {len(self.values)}."
+            )
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError(f"Piecewise(boundaries={self.boundaries}): the boundaries must increase.")
+        for value in self.values:
+            _positive(self, values=value)
+
+    def __call__(self, i: Any) -> Any:
+        phase = sum((i >= jnp.asarray(b)).astype(jnp.int32) for b in self.boundaries)
+        return jnp.asarray(self.values)[phase]
+
+
+@dataclass(frozen=True)
+class Cyclical:
+    r"""
+    Cosine cycles :math:`h_i = \frac{a}{2}\left(\cos\frac{\pi\,(i \bmod c)}{c} + 1\right)`, never below
+    ``minimum`` (Zhang et al. 2020, equation 1).
+
+    :param float a: largest step size, at the start of each cycle.
+    :param int cycle: steps in a cycle, c.
+    :param float minimum: floor of the step size, a thousandth of ``a`` by default; a step of size 0 would stand still.
+    :raises ValueError: one of them is not positive and finite.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import Cyclical
+        >>> h = Cyclical(a=0.1, cycle=1000)
+        >>> [round(float(h(i)), 6) for i in (0, 500, 999, 1000)]
+        [0.1, 0.05, 0.0001, 0.1]
+    """
+
+    a: float
+    cycle: int
+    minimum: float
+
+    def __init__(self, a: float, cycle: int, minimum: float | None = None):
+        object.__setattr__(self, "a", a)
+        object.__setattr__(self, "cycle", cycle)
+        object.__setattr__(self, "minimum", 1e-3 * a if minimum is None else minimum)
+        _positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
+
+    def __call__(self, i: Any) -> Any:
+        # times a float, as a quotient of integers would be of single precision
+        return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi / self.cycle * (i % self.cycle)) + 1.0), self.minimum)
+
+
+def as_schedule(step_size: float | Schedule) -> Schedule:
+    """
+    A float becomes :class:`Constant`, a callable stays as it is.
+
+    :raises ValueError: a constant that is not positive and finite, or a function whose value is not one number.
+    :raises TypeError: neither a number nor a callable, or a function that JAX cannot trace.
+    """
+    if isinstance(step_size, Callable):
+        try:
+            h = jax.eval_shape(lambda i: jnp.asarray(step_size(i)), jax.ShapeDtypeStruct((), jnp.int32))
+        except jax.errors.JAXTypeError as error:
+            raise TypeError(
+                f"step_size={step_size!r} fails at a traced step index: {type(error).__name__}. Write it with "
+                "jax.numpy: `jnp.where(i < 100, 1e-2, 1e-3)` in place of `if`, or take Piecewise."
+            ) from error
+        except Exception as error:
+            raise TypeError(
+                f"step_size={step_size!r} is called with the step index and has to return h, but fails: {error}"
+            ) from error
+        if h.size != 1:
+            raise ValueError(f"step_size={step_size!r} returns shape {h.shape}; the step size is one number.")
+        return step_size
+    try:
+        value = float(None if isinstance(step_size, (bool, str)) else step_size)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        raise TypeError(f"step_size={step_size!r} is neither a number nor a function of the step index.") from None
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"step_size={step_size!r}: a constant step size must be positive and finite.")
+    return Constant(value)

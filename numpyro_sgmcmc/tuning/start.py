@@ -1,0 +1,89 @@
+r"""
+Where a thermostat's chain starts when nobody says: where the posterior is, its thermostats in balance with the noise.
+
+A chain that falls into the posterior from afar turns potential energy into momentum, and each thermostat integrates
+it, dxi = (p^2 / M - 1) dt: on the way up without bound, on the way down by at most 1 per unit of time. Until it is
+down the posterior comes out too narrow. On the other side, a thermostat that starts at D, below its balance
+D + h s^2 / 2, leaves the posterior too wide for about as many units of time as the balance is large. Hence a short
+descent for z, then a look at the variance of the gradient there. docs/design.md has the measurements.
+
+The descent is of a mean-field normal law q = N(m, exp(2 s)), by :math:`E_q U - \sum_j s_j`, not of a point: the mode of
+a hierarchy with an unknown scale is the pit where the scale is 0, and no place to start from.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+from numpyro.optim import Adam
+
+from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
+from numpyro_sgmcmc.types import Potential, RowsState, Sites
+from numpyro_sgmcmc.utils import noise, trees
+
+STEPS = 1000  # of the descent
+FIRST, LAST = 0.1, 1e-4  # Adam's step, in units of the unconstrained coordinates
+LOG_WIDTH = -2.0  # of the law at first
+DESCENT_ROWS = 500  # at least so many rows a step: the fall must end near the mode, not in the noise of small batches
+PROBES = 300  # minibatches looked at: the variance of the gradient to 8 %
+
+
+def falling_adam(first: float, last: float, steps: int) -> Any:
+    """Adam whose step size falls geometrically from ``first`` to ``last`` in so many steps."""
+    return Adam(lambda k: first * (last / first) ** (k / steps))
+
+
+def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:
+    """
+    ``STEPS`` minibatch steps of Adam on a mean-field normal law around ``z``, its step size falling geometrically from
+    ``FIRST`` to ``LAST``.
+
+    :return: the mean of the last finite law.
+    """
+    optimizer = falling_adam(FIRST, LAST, STEPS)
+    plates = {
+        name: plate._replace(batch_size=max(plate.batch_size, min(plate.size - 1, DESCENT_ROWS)))
+        for name, plate in potential.plates.items()
+    }
+
+    def draw(q, key):
+        return jax.tree.map(lambda m, s, n: m + jnp.exp(s) * n, *q, noise.normal_like(key, q[0]))
+
+    def loss(q, rows, key):
+        key_noise, key_model = random.split(key)
+        return potential.estimate(draw(q, key_noise), rows, key_model) - trees.total(q[1])
+
+    def body(k, state):
+        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, k), plates)
+        gradient = jax.grad(loss)(optimizer.get_params(state), rows, random.fold_in(key, k))
+        moved = optimizer.update(gradient, state)
+        return trees.where(trees.all_finite(moved), moved, state)
+
+    start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
+    state = lax.fori_loop(0, STEPS, body, optimizer.init(start))
+    mean, _ = optimizer.get_params(state)
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), mean, z)
+
+
+def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
+    """
+    Variance over minibatches of the gradient at one place.
+
+    :param gradient_fn: number of a batch -> gradient.
+    :param int probes: how many are looked at, 2 or more.
+    """
+    # deviations from one of the gradients: the mean may be large against the spread in float32
+    origin = gradient_fn(0)
+    zeros = jax.tree.map(jnp.zeros_like, origin)
+
+    def body(k, moments):
+        mean, square = moments
+        deviation = jax.tree.map(lambda g, o: g - o, gradient_fn(k), origin)
+        mean = jax.tree.map(lambda m, x: m + x / probes, mean, deviation)
+        square = jax.tree.map(lambda s, x: s + x * x / probes, square, deviation)
+        return mean, square
+
+    mean, square = lax.fori_loop(0, probes, body, (zeros, zeros))
+    return jax.tree.map(lambda s, m: (s - m * m) * (probes / (probes - 1)), square, mean)

@@ -1,0 +1,187 @@
+"""Types that pass between rooms: what one file may expect of another."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import jax
+
+Sites: TypeAlias = dict[str, jax.Array]
+"""Unconstrained values of the latent sites, keyed by name."""
+
+Rows: TypeAlias = dict[str, jax.Array]
+"""Plate name -> int32 row numbers, shape ``(batch_size,)``. Empty where all rows are used."""
+
+Schedule: TypeAlias = Callable[[Any], Any]
+"""Step index -> step size h. Counts integrator steps, not MCMC transitions."""
+
+
+class Plate(NamedTuple):
+    """A plate of which each step sees ``batch_size`` of its ``size`` rows."""
+
+    size: int
+    batch_size: int
+
+
+class Phase(NamedTuple):
+    """
+    What the flows of a dynamics move.
+
+    - **z** - dict of unconstrained values.
+    - **momentum** - dict like ``z``; ``()`` for first-order dynamics.
+    - **thermostat** - scalar (SGNHT), dict like ``z`` (MSGNHT), or ``()``.
+    """
+
+    z: Any
+    momentum: Any
+    thermostat: Any
+
+
+class RowsState(NamedTuple):
+    """Where a chain stands in its sequence of minibatches: all of it, whatever the size of the data."""
+
+    rng_key: jax.Array  # one key for the life of the chain
+    t: jax.Array  # shape=(), dtype=int32, batches drawn so far
+
+
+class Evaluation(NamedTuple):
+    """One gradient evaluation; ``update`` is what the estimator wants to remember of it."""
+
+    energy: jax.Array
+    gradient: Any
+    update: Any
+
+
+class Potential(Protocol):
+    """U(z), the negative log joint density in unconstrained space: one potential, three questions."""
+
+    plates: Mapping[str, Plate]
+
+    @property
+    def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the unconstrained latents."""
+        ...
+
+    @property
+    def randomised(self) -> bool:
+        """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
+        ...
+
+    def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
+        """Energy of everything outside the minibatched plates, shape ``()``."""
+        ...
+
+    def per_row(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
+        """Energy of each row, shape ``(batch_size,)``, not scaled by N/n."""
+        ...
+
+    def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
+        """Unbiased estimate of U(z) from the rows, shape ``()``."""
+        ...
+
+
+class RowScheme(Protocol):
+    """Which rows come t-th: a pure function of the key, so a scheme keeps no O(N) state."""
+
+    independent: ClassVar[bool]  # whether batches are independent of each other, their gradient noise white
+    distinct: ClassVar[bool]  # whether the rows of a batch are distinct
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array: ...
+
+
+class GradientEstimator(Protocol):
+    """
+    Rows -> unbiased gradient of U. ``evaluate`` looks, ``commit`` remembers: a step that is refused
+    commits nothing. An estimator never draws; rows and key are handed in.
+
+    To be inherited from: what most estimators have no use for has its default here.
+    """
+
+    def with_rows(self, rows: RowScheme) -> tuple["GradientEstimator", RowScheme]:
+        """The pair that works together; asked for once, at construction of a kernel."""
+        return self, rows
+
+    def check(self, potential: Potential, chains: int) -> None:
+        """Raise before anything is compiled what this estimator cannot do with this potential."""
+        del potential, chains
+
+    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Any:
+        """What is remembered, for a chain that starts at ``z``."""
+        ...
+
+    def begin_step(self, potential: Potential, z: Sites, gradient_state: Any, i: jax.Array, rng_key: jax.Array) -> Any:
+        """The state before step ``i``, which starts at ``z``."""
+        del potential, z, i, rng_key
+        return gradient_state
+
+    def evaluate(
+        self, potential: Potential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array
+    ) -> Evaluation:
+        """The gradient at ``z`` from these rows."""
+        ...
+
+    def commit(self, gradient_state: Any, update: Any, accepted: jax.Array) -> Any:
+        """The state after a step whose last evaluation made this update."""
+        del update, accepted
+        return gradient_state
+
+    def refresh(self, potential: Potential, gradient_state: Any, rng_key: jax.Array) -> Any:
+        """The state once values that the potential is conditioned on have changed, as under Gibbs."""
+        del potential, rng_key
+        return gradient_state
+
+
+class Dynamics(Protocol):
+    """
+    An SDE as a set of flows, one method a letter. The signature follows from the letter: every flow
+    takes ``(phase, h)``, kicks (``B``, ``E``) also the gradient, noisy flows (``N``, ``O``, ``E``)
+    also standard normal noise like ``z``.
+    """
+
+    @property
+    def flows(self) -> str:
+        """The letters it has."""
+        ...
+
+    @property
+    def moves(self) -> str:
+        """The letters that change z."""
+        ...
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        """The papers' names -> words."""
+        ...
+
+    def init(self, z: Sites, noise: Any) -> Phase: ...
+
+    def inflation(self, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z, to first order."""
+        ...
+
+
+@runtime_checkable
+class Thermostatted(Protocol):
+    """A dynamics that measures its own temperature, and suffers from a start far from equilibrium."""
+
+    def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
+        """The phase with thermostats that balance gradient noise of this variance."""
+        ...
+
+
+class Integrator(Protocol):
+    """One step of size h; ``gradient`` is carried from step to step where ``carries_gradient``."""
+
+    @property
+    def carries_gradient(self) -> bool: ...
+
+    def check(self, dynamics: Dynamics) -> None: ...
+
+    def step(
+        self,
+        dynamics: Dynamics,
+        phase: Phase,
+        gradient: Any,
+        h: jax.Array,
+        gradient_fn: Callable[[Sites], Evaluation],
+        rng_key: jax.Array,
+    ) -> tuple[Phase, Any, tuple[Evaluation, ...]]: ...

@@ -1,0 +1,1 @@
+"""Random numbers, pytrees, validation of arguments, what JAX and NumPyro need."""

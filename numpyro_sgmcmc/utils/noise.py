@@ -1,0 +1,89 @@
+r"""
+Standard normal numbers: Box & Muller (1958) over the block cipher of JAX's own keys, Threefry-2x32-20 (Salmon et al.
+2011, "Parallel random numbers: as easy as 1, 2, 3").
+
+.. math::
+    (a_i, b_i) = \mathrm{threefry}_{key}(0, i), \qquad
+    z_i = \sqrt{-2 \ln u_i} \, \cos(2 \pi t_i), \qquad
+    u_i = 2^{-32} (a_i + 1/2), \quad t_i = 2^{-32} b_i
+
+``jax.random.normal`` takes the same blocks, but on a CPU it runs their rounds as a loop over arrays and then needs the
+inverse error function. Here all is one expression of the index, which becomes one vectorised loop and takes an eighth
+to two thirds of the time. In the step of a network nothing costs more than its noise.
+"""
+
+import math
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # of the rounds, in turn
+PARITY = np.uint32(0x1BD11BDA)
+ROUNDS = 20
+SINE = [(-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(6)]  # of 2 pi x, in x
+
+
+def normal(rng_key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """
+    Independent standard normal numbers.
+
+    Other dtypes than float32, and keys of other generators than Threefry, are left to ``jax.random.normal``.
+    """
+    if dtype != jnp.float32 or random.key_impl(rng_key) != "threefry2x32":
+        return random.normal(rng_key, shape, dtype)
+    key = random.key_data(rng_key)
+
+    def draw():
+        count = lax.iota(jnp.uint32, math.prod(shape))
+        a, b = threefry(key, jnp.zeros_like(count), count)
+        u = (a.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-32)  # in (0, 1]: the largest are rounded to 1
+        t = lax.bitcast_convert_type(b, jnp.int32).astype(jnp.float32) * np.float32(2**-32)  # in [-1/2, 1/2]
+        return (jnp.sqrt(-2 * jnp.log(u)) * cosine(t)).reshape(shape)
+
+    # XLA would compute the numbers anew wherever they are used, some rounds more often than that. The barrier keeps it
+    # from that, on jax 0.10 a `cond` that is always true (and under a map over chains is none)
+    z = lax.cond((key[0] | np.uint32(1)) > 0, draw, lambda: jnp.zeros(shape, jnp.float32))
+    return lax.optimization_barrier(z)
+
+
+def normal_like(rng_key: jax.Array, tree: Any) -> Any:
+    """
+    Standard normal noise with the structure, shapes and dtypes of ``tree``.
+
+    One draw serves all leaves: a step of a network with many small arrays then asks for random bits once.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    if len(leaves) == 1:
+        noise = [normal(rng_key, leaves[0].shape, leaves[0].dtype)]
+    else:
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        flat = normal(rng_key, (int(ends[-1]),), jnp.result_type(*leaves))
+        parts = jnp.split(flat, ends[:-1])
+        noise = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves)]
+    return jax.tree.unflatten(treedef, noise)
+
+
+def threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Blocks of two words, enciphered; words are uint32 and ``key`` is two of them."""
+    keys = key[0], key[1], key[0] ^ key[1] ^ PARITY
+    x, y = x + keys[0], y + keys[1]
+    for i in range(ROUNDS):
+        turn = ROTATIONS[i % 8]
+        x = x + y
+        y = x ^ (y << turn | y >> (32 - turn))
+        if i % 4 == 3:
+            j = i // 4 + 1
+            x, y = x + keys[j % 3], y + keys[(j + 1) % 3] + np.uint32(j)
+    return x, y
+
+
+def cosine(t: jax.Array) -> jax.Array:
+    """cos(2 pi t) for t in [-1/2, 1/2], by the sine's series about its zero at 1/4: the error is below 6e-8."""
+    x = np.float32(0.25) - jnp.abs(t)
+    value = jnp.full_like(x, SINE[-1])
+    for coefficient in SINE[-2::-1]:
+        value = value * (x * x) + np.float32(coefficient)
+    return value * x

@@ -1,0 +1,57 @@
+"""A few operations on pytrees."""
+
+from collections.abc import Callable
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def size(tree: Any) -> int:
+    """Number of coordinates."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def total(tree: Any) -> jax.Array:
+    """Sum over all coordinates of all leaves."""
+    return functools.reduce(operator.add, [leaf.sum() for leaf in jax.tree.leaves(tree)])
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether every coordinate of every leaf is a finite number."""
+    flags = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return functools.reduce(operator.and_, flags, jnp.array(True))
+
+
+def where(condition: jax.Array, new: Any, old: Any) -> Any:
+    """Leafwise choice by one scalar; the dtypes are those of ``old``."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n.astype(o.dtype), o), new, old)
+
+
+def like(value: Any, tree: Any) -> Any:
+    """``value`` for every leaf: a scalar is repeated, a dict like ``tree`` is taken as it is."""
+    if isinstance(value, dict):
+        return value
+    return jax.tree.map(lambda _: value, tree)
+
+
+def mapped(axis_size: int, in_batched: Any, tree: Any) -> Any:
+    """What a rule for vmap is handed, with the mapped axis in front also where a leaf is not mapped."""
+    return jax.tree.map(
+        lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))), tree, in_batched
+    )
+
+
+def arrays_apart(tree: Any) -> tuple[list[Any], Callable]:
+    """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
+    leaves, treedef = jax.tree.flatten(tree)
+    is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+
+    def rebuild(arrays):
+        arrays = iter(arrays)
+        return treedef.unflatten([next(arrays) if flag else leaf for leaf, flag in zip(leaves, is_array)])
+
+    return [leaf for leaf, flag in zip(leaves, is_array) if flag], rebuild

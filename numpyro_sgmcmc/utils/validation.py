@@ -1,0 +1,204 @@
+"""Judges the numbers a user hands in: each refusal names the argument and the way out."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.types import Plate
+
+
+def checked_model(model: Any) -> Any:
+    """
+    :raises TypeError: not a callable.
+    """
+    if not callable(model):
+        raise TypeError(f"model={model!r} is not a NumPyro model (a callable).")
+    return model
+
+
+def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
+    """
+    What can be said of ``batch_size`` before a model is seen.
+
+    :raises TypeError: not an int, a dict of ints, or None.
+    :raises ValueError: smaller than 1.
+    """
+    if batch_size is None:
+        return None
+    if isinstance(batch_size, Mapping):
+        return {name: _count(f"batch_size[{name!r}]", n, "") for name, n in batch_size.items()}
+    return _count("batch_size", batch_size, ", a dict {plate: rows}, or None")
+
+
+def _count(what: str, n: Any, otherwise: str) -> int:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{what}={n!r}: give a whole number of rows{otherwise}.")
+    if n < 1:
+        raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size=None uses all of the data.")
+    return int(n)
+
+
+def checked_rate(name: str, value: float) -> float:
+    """A friction or diffusion: finite and not negative; 0 is legal."""
+    try:
+        rate = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not (math.isfinite(rate) and rate >= 0):
+        raise ValueError(f"{name}={value!r}: the {name} must be a finite number, 0 or larger.")
+    return rate
+
+
+def checked_count(name: str, value: Any) -> int:
+    """A whole number of steps, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r} must be a whole number.")
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1.")
+    return int(value)
+
+
+def checked_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of some words."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+    return value
+
+
+def checked_share(name: str, value: Any) -> float:
+    """A share of a whole."""
+    if not (isinstance(value, (int, float)) and 0 < value <= 1):
+        raise ValueError(f"{name}={value!r} must be a share, above 0 and at most 1.")
+    return value
+
+
+def checked_part(name: str, part: Any, verb: str, example: str) -> Any:
+    """An instance, not its class or its name."""
+    if isinstance(part, type) or not hasattr(part, verb):
+        raise TypeError(f"{name}={part!r} is not an instance that offers `{verb}`; write {name}={example} for one.")
+    return part
+
+
+def checked_init_strategy(init_strategy: Any) -> Any:
+    """None or a function, as for NUTS."""
+    if init_strategy is not None and not callable(init_strategy):
+        raise TypeError(
+            f"init_strategy={init_strategy!r} is not a function; import one, numpyro.infer.init_to_median for example."
+        )
+    return init_strategy
+
+
+def checked_inverse_mass(value: Any) -> Any:
+    """
+    ``inverse_mass_matrix`` as a float or a dict of NumPy arrays (None: 1.0).
+
+    :raises ValueError: an entry that is not positive and finite, or an array without a site.
+    """
+    checked = 1.0 if value is None else value
+    entries = checked if isinstance(checked, Mapping) else {None: checked}
+    for site, entry in entries.items():
+        array = np.asarray(entry)
+        if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
+            where = "inverse_mass_matrix" + ("" if site is None else f"[{site!r}]")
+            raise ValueError(f"{where} must hold positive, finite numbers, got {entry!r}.")
+    if isinstance(checked, Mapping):
+        return {site: np.asarray(entry, float) for site, entry in checked.items()}
+    if np.ndim(checked):
+        raise ValueError("inverse_mass_matrix must be None, a scalar, or a dict of diagonals like z.")
+    return float(checked)
+
+
+def check_inverse_mass_fits(inverse_mass: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """
+    :raises ValueError: a dict that is not like ``z``.
+    """
+    if not isinstance(inverse_mass, Mapping):
+        return
+    check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
+
+
+def check_like_z(
+    what: str, given: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], *, scalars: bool = False
+) -> None:
+    """
+    :raises ValueError: not a dict with a value of the right shape (or a scalar) for each latent site.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{what} must be a dict of unconstrained values by site, got {type(given)}.")
+    _check_names(what, given, prototype)
+    for name, site in prototype.items():
+        if name not in given:
+            raise ValueError(f"{what} has no entry for the latent site {name!r}.")
+        shape = np.shape(given[name])
+        if shape != site.shape and not (scalars and shape == ()):
+            raise ValueError(f"{what}[{name!r}] has shape {shape}; the unconstrained site has {site.shape}.")
+        if not np.isfinite(np.asarray(given[name], float)).all():
+            raise ValueError(f"{what}[{name!r}] holds a number that is not finite.")
+
+
+def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
+    """
+    :raises ValueError: there is no minibatch noise to reduce.
+    """
+    if not plates:
+        raise ValueError(
+            f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
+            "Give the kernel a batch_size, or leave out gradient=."
+        )
+
+
+def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+    """
+    :raises ValueError: not a dict of unconstrained values of latent sites, with an axis of chains where ``batched``.
+    """
+    if init_params is None:
+        return
+    if not isinstance(init_params, Mapping):
+        raise ValueError(f"init_params must be a dict of unconstrained values by site, got {type(init_params)}.")
+    _check_names("init_params", init_params, prototype)
+    for name, value in init_params.items():
+        shape = np.shape(value)[1:] if batched else np.shape(value)
+        if shape != prototype[name].shape:
+            raise ValueError(
+                f"init_params[{name!r}] has shape {shape}{' for each chain' if batched else ''}; the unconstrained "
+                f"site has {prototype[name].shape}."
+            )
+
+
+def check_resumed(z: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+    """
+    :raises ValueError: a state of another model.
+    """
+    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in z.items()}
+    expected = {name: site.shape for name, site in prototype.items()}
+    if found != expected:
+        raise ValueError(
+            f"the state holds sites of the unconstrained shapes {found}, the model has {expected}. Resume with the "
+            "model, the data and the number of chains that the state comes from."
+        )
+
+
+def check_energies(energies: Mapping[str, jax.Array]) -> None:
+    """
+    :raises ValueError: names the sites whose energy at the start is not finite.
+    """
+    wrong = [name for name, energy in energies.items() if not bool(jnp.isfinite(energy).all())]
+    if wrong:
+        raise ValueError(
+            f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Look for data that are "
+            "missing or outside the support of that site's distribution; otherwise start elsewhere by init_params or "
+            "init_strategy."
+        )
+
+
+def _check_names(what: str, given: Mapping[str, Any], prototype: Mapping[str, Any]) -> None:
+    unknown = sorted(set(given) - set(prototype))
+    if unknown:
+        raise ValueError(
+            f"{what} names {', '.join(map(repr, unknown))}; the latent sites of the model are "
+            f"{', '.join(map(repr, prototype))}."
+        )

@@ -1,0 +1,100 @@
+"""What is computed outside of a transition is compiled anew for every run, and never mistaken for another model's."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import models
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from processes import in_a_fresh_process
+import pytest
+
+from numpyro_sgmcmc import SGHMC, ControlVariate, find_mode
+
+SEARCH = {"batch_size": models.B, "num_steps": 2000, "progress_bar": False}
+
+
+def start(model, *args, key=random.key(0), **options):  # noqa: B008
+    return SGHMC(model, step_size=0.1, batch_size=models.B, **options).init(key, 0, None, args, {})
+
+
+def of_closed_over(level):
+    """A model of data that it closes over."""
+    data = level + np.asarray(models.ROWS)
+
+    def model():
+        mu = numpyro.sample("mu", dist.Normal(0, 10))
+        with numpyro.plate("N", len(data)) as rows:
+            numpyro.sample("x", dist.Normal(mu, 1), obs=jnp.asarray(data)[rows])
+
+    return model
+
+
+def what_is_found(level):
+    model = of_closed_over(level)
+    center = find_mode(model, random.key(0), **SEARCH)
+    state = start(model, gradient=ControlVariate({"mu": jnp.zeros(())}))
+    return np.array([center["mu"], state.gradient_state.gradient["mu"], state.potential_estimate])
+
+
+def check_closed_over_data():
+    first, second = what_is_found(0.0), what_is_found(1.0)
+    N = len(models.ROWS)
+    # the mode and the gradient at 0 are known: those of a normal mean under a N(0, 10) prior
+    np.testing.assert_allclose(second[0] - first[0], N / (N + 0.01), rtol=0.01)
+    np.testing.assert_allclose(second[1] - first[1], -N, rtol=1e-4)
+    assert first[2] != second[2]
+
+
+def test_models_that_differ_in_closed_over_data_alone():
+    check_closed_over_data()
+
+
+def test_models_that_differ_in_closed_over_data_alone_where_constants_are_arguments():
+    """JAX reads the variable while it is imported. The text of a program then does not hold its constants."""
+    program = "import conftest, test_compiled; test_compiled.check_closed_over_data()"
+    in_a_fresh_process(program, JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1")
+
+
+@pytest.mark.filterwarnings("ignore:find_mode has not arrived")
+def test_a_search_is_traced_once_for_all_its_segments():
+    traces = []
+
+    def model(x):
+        traces.append(1)
+        models.gaussian(x)
+
+    def times(steps):
+        traces.clear()
+        find_mode(model, random.key(0), models.ROWS, **SEARCH | {"num_steps": steps})
+        return len(traces)
+
+    assert times(1000) == times(100)
+
+
+def test_a_changed_global_is_seen():
+    scale = [1.0]
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("N", len(x)) as rows:
+            numpyro.sample("x", dist.Normal(mu, scale[0]), obs=x[rows])
+
+    first = start(model, models.ROWS).potential_estimate
+    scale[0] = 2.0
+    assert start(model, models.ROWS).potential_estimate != first
+
+
+def test_what_a_callback_calls_is_not_mistaken():
+    def model(level):
+        def with_callback(x):
+            mu = numpyro.sample("mu", dist.Normal(0, 1))
+            shift = jax.pure_callback(lambda: np.float32(level), jax.ShapeDtypeStruct((), jnp.float32))
+            with numpyro.plate("N", len(x)) as rows:
+                numpyro.sample("x", dist.Normal(mu + jax.lax.stop_gradient(shift), 1), obs=x[rows])
+
+        return with_callback
+
+    energies = [float(start(model(level), models.ROWS).potential_estimate) for level in (0.0, 5.0, 0.0)]
+    assert energies[0] == energies[2] != energies[1]
