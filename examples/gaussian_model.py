@@ -52,7 +52,7 @@ def simulate_data(seed):
 
 def dimension(kernel):
     """Of the state: theta alone, or theta and p."""
-    return 1 if kernel.dynamics.flows == "E" else 2
+    return 1 if "A" not in kernel.dynamics.flows else 2
 
 
 def step_matrices(kernel, precision, h):

@@ -7,11 +7,11 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
 from numpyro_sgmcmc.gradients.svrg import SVRG
-from numpyro_sgmcmc.kernels.chain import SGMCMCState
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
+from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial

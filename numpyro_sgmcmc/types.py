@@ -1,4 +1,4 @@
-"""Types that pass between rooms: what one file may expect of another."""
+"""Types that pass between packages: what one may expect of another."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -29,18 +29,37 @@ class Phase(NamedTuple):
     - **z** - dict of unconstrained values.
     - **momentum** - dict like ``z``; ``()`` for first-order dynamics.
     - **thermostat** - scalar (SGNHT), dict like ``z`` (MSGNHT), or ``()``.
+    - **auxiliary** - any other variables that a dynamics owns: a pytree, or ``()``.
     """
 
     z: Any
-    momentum: Any
-    thermostat: Any
+    momentum: Any = ()
+    thermostat: Any = ()
+    auxiliary: Any = ()
+
+
+class Flow(NamedTuple):
+    """
+    What a letter of a word stands for, as its dynamics declares it.
+
+    - **name** - in words, for messages.
+    - **needs_gradient**, **needs_noise** - whether it is handed the gradient, and standard normal noise like ``z``.
+    - **moves** - whether it changes the position.
+    - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
+    """
+
+    name: str
+    needs_gradient: bool = False
+    needs_noise: bool = False
+    moves: bool = False
+    contains: str = ""
 
 
 class RowsState(NamedTuple):
     """Where a chain stands in its sequence of minibatches: all of it, whatever the size of the data."""
 
     rng_key: jax.Array  # one key for the life of the chain
-    t: jax.Array  # shape=(), dtype=int32, batches drawn so far
+    t: jax.Array  # shape=(), dtype=uint32, batches drawn so far; 0 again after 2**32
 
 
 class Evaluation(NamedTuple):
@@ -132,19 +151,15 @@ class GradientEstimator(Protocol):
 
 class Dynamics(Protocol):
     """
-    An SDE as a set of flows, one method a letter. The signature follows from the letter: every flow
-    takes ``(phase, h)``, kicks (``B``, ``E``) also the gradient, noisy flows (``N``, ``O``, ``E``)
-    also standard normal noise like ``z``.
+    An SDE as a set of flows, one method a letter. A flow takes ``(phase, h)``, then the gradient if it needs one, then
+    standard normal noise like ``z`` if it needs that.
+
+    To be inherited from: what most dynamics have no use for has its default here.
     """
 
     @property
-    def flows(self) -> str:
-        """The letters it has."""
-        ...
-
-    @property
-    def moves(self) -> str:
-        """The letters that change z."""
+    def flows(self) -> Mapping[str, Flow]:
+        """Its letters."""
         ...
 
     @property
@@ -156,6 +171,29 @@ class Dynamics(Protocol):
 
     def inflation(self, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z, to first order."""
+        ...
+
+    def reverse(self, phase: Phase, scale: Any) -> Phase:
+        """The phase with its momentum times ``-scale``."""
+        return phase._replace(momentum=jax.tree.map(lambda p: -scale * p, phase.momentum))
+
+    def temperature(self, phase: Phase) -> Any:
+        """Kinetic temperature, 1 on average; ``()`` without a momentum."""
+        del phase
+        return ()
+
+
+@runtime_checkable
+class Adaptive(Protocol):
+    """A dynamics that adapts what it owns during the warm-up."""
+
+    def adapt(self, phase: Phase, gradient: Any, i: jax.Array, num_warmup: jax.Array) -> Phase:
+        """
+        The phase after step ``i`` with its thermostat and auxiliary variables adapted.
+
+        :param gradient: the last one of this step.
+        :param num_warmup: integrator steps of the warm-up. From this step on nothing may change.
+        """
         ...
 
 
@@ -173,6 +211,16 @@ class Integrator(Protocol):
 
     @property
     def carries_gradient(self) -> bool: ...
+
+    @property
+    def evaluates_start(self) -> bool:
+        """Whether a step evaluates a gradient where it begins."""
+        ...
+
+    @property
+    def evaluates_end(self) -> bool:
+        """Whether a step evaluates a gradient where it ends."""
+        ...
 
     def check(self, dynamics: Dynamics) -> None: ...
 

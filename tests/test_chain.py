@@ -54,17 +54,24 @@ EVERY = [(SGLD, "E"), (SGHMC, "ABOBA"), (SGHMC, "BAOAB"), (SGHMC, "EA"), (SGNHT,
 
 
 @pytest.mark.parametrize("kernel_class, word", EVERY)
-def test_a_refused_step_leaves_the_phase_alone_and_all_else_goes_on(kernel_class, word):
+def test_a_refused_step_reverses_the_momentum_and_all_else_goes_on(kernel_class, word):
+    """Back to the last position of finite energy; a second refusal in a row halves the momentum too."""
     kernel = kernel_class(model, step_size=0.05, integrator=word, batch_size=1)
     states = steps(kernel, SPOILT, 12)
     refused = [int(kernel.rows(before.rows_state.rng_key, before.rows_state.t, N, 1)[0]) == 1 for before in states[:-1]]
     assert 1 <= sum(refused) <= 11
     run = 0
     for before, after, bad in zip(states[:-1], states[1:], refused):
-        phase = [(s.z, s.momentum, s.thermostat, s.gradient) for s in (before, after)]
-        same = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, phase))]
-        assert all(same) if bad else not any(same[:1])
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(phase[1]))
+        if bad:
+            back = before.last_finite if word in ("E", "EA") else before.z
+            momentum = jax.tree.map(lambda p, run=run: -p * (0.5 if run else 1.0), before.momentum)
+            expected = back, momentum, before.thermostat, before.gradient
+            jax.tree.map(
+                np.testing.assert_array_equal, (after.z, after.momentum, after.thermostat, after.gradient), expected
+            )
+        else:
+            assert after.z["mu"] != before.z["mu"]
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((after.phase, after.gradient)))
         run = run + 1 if bad else 0
         assert int(after.refused) == run
         assert bool(after.diverging) == (bool(before.diverging) or bad)
@@ -72,15 +79,19 @@ def test_a_refused_step_leaves_the_phase_alone_and_all_else_goes_on(kernel_class
 
 
 def test_a_transition_diverges_if_any_of_its_steps_does():
+    """The draw at its end counts as well: its energy is looked at with the rows of the step to come."""
     kernel = SGHMC(model, step_size=0.05, batch_size=1, steps_per_sample=3)
     state = kernel.init(random.key(1), 0, {"mu": 0.1}, (Y,), {})
+    sample = jax.jit(lambda state: kernel.sample(state, (SPOILT,), {}))
     seen = set()
-    for _ in range(12):
-        rows = [int(kernel.rows(state.rows_state.rng_key, state.rows_state.t + k, N, 1)[0]) for k in range(3)]
-        state = kernel.sample(state, (SPOILT,), {})
+    for _ in range(24):
+        rows = [int(kernel.rows(state.rows_state.rng_key, state.rows_state.t + k, N, 1)[0]) for k in range(4)]
+        state = sample(state)
         assert bool(state.diverging) == (1 in rows)
-        seen.add((bool(state.diverging), rows[-1] == 1))
-    assert seen >= {(True, False), (True, True), (False, False)}  # the spoilt row in the middle, last, and not at all
+        assert np.isfinite(state.z["mu"])
+        seen.add((bool(state.diverging), rows[-2] == 1, rows[-1] == 1))
+    # the spoilt row in the middle, last, in the check, and not at all
+    assert seen >= {(True, False, False), (True, True, False), (True, False, True), (False, False, False)}
 
 
 def test_the_key_goes_on_and_one_key_serves_many_steps():
@@ -129,7 +140,7 @@ def test_a_step_out_of_a_hard_support_is_refused():
     step = jax.jit(partial(kernel._chain.step, kernel._potential((Y,), {})))
     outside = state._replace(z={"low": jnp.asarray(-0.1)})
     refused = step(outside)
-    assert refused.diverging and float(refused.z["low"]) == pytest.approx(-0.1)
+    assert refused.diverging and float(refused.z["low"]) == pytest.approx(0.1)  # where it was last inside
     assert np.isfinite(refused.potential_estimate)
 
 

@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import random
+import jax.numpy as jnp
 
-from numpyro_sgmcmc.kernels.chain import SGMCMCState
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
@@ -29,11 +30,11 @@ def gradient_noise(
     kernel: SGMCMC, state: SGMCMCState, *model_args: Any, num_batches: int = PROBES, **model_kwargs: Any
 ) -> GradientNoise:
     r"""
-    The noise of a kernel's gradient estimator at a state: a look before a long run.
+    The noise of a kernel's gradient estimator at a state: what to measure before a long run.
 
     To first order in h, white noise of variance :math:`s^2` adds to the variance of each coordinate the share
-    :math:`h s^2 / 2` for SGLD and :math:`h s^2 / (2 D)` for SGHMC; MSGNHT finds the friction that balances it, SGNHT
-    that for the mean over the coordinates.
+    :math:`h s^2 / 2` for SGLD and :math:`h s^2 / (2 \gamma)` for SGHMC; MSGNHT finds the friction that balances it,
+    SGNHT that for the mean over the coordinates.
 
     What an estimator remembers is looked at as it is: the noise of :class:`~numpyro_sgmcmc.SVRG` grows from one full
     pass to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are fresh at the start.
@@ -81,9 +82,11 @@ def gradient_noise(
     chain = kernel._chain
 
     def probe(potential, state):
+        key_probes = stream(state.rng_key, PROBE)
+
         def gradient(k):
-            key = random.fold_in(state.rng_key, k)
-            coming = state.rows_state._replace(t=state.rows_state.t + k)
+            key = random.fold_in(key_probes, k)
+            coming = state.rows_state._replace(t=jnp.asarray(state.rows_state.t + k, jnp.uint32))
             rows, _ = next_rows(chain.rows, coming, potential.plates)
             return chain.gradient.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
 

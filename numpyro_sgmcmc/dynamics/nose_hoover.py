@@ -23,19 +23,21 @@ coordinates with d = 1 for MSGNHT. Gradient noise of constant variance :math:`s^
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.dynamics.underdamped import Underdamped
-from numpyro_sgmcmc.types import Phase, Sites
+from numpyro_sgmcmc.dynamics import underdamped
+from numpyro_sgmcmc.types import Flow, Phase, Sites
 from numpyro_sgmcmc.utils import trees
+
+FLOWS = underdamped.FLOWS | {"D": Flow("thermostat")}
 
 
 @dataclass(frozen=True)
-class NoseHoover(Underdamped):
+class NoseHoover(underdamped.Underdamped):
     """
     The underdamped dynamics whose friction is a thermostat.
 
@@ -44,7 +46,10 @@ class NoseHoover(Underdamped):
     """
 
     elementwise: bool = False
-    flows: str = field(default="ABFNODE", init=False)
+
+    @property
+    def flows(self) -> Mapping[str, Flow]:
+        return FLOWS
 
     @property
     def integrators(self) -> Mapping[str, str]:
@@ -76,9 +81,8 @@ class NoseHoover(Underdamped):
         return jax.tree.map(lambda x: (x - mean) / (self.noise + mean), heat)
 
     def D(self, phase: Phase, h: jax.Array) -> Phase:
-        energy = jax.tree.map(lambda p, im: im * p * p, phase.momentum, self.inverse_mass(phase.z))
         if self.elementwise:
-            thermostat = jax.tree.map(lambda xi, e: xi + h * (e - 1), phase.thermostat, energy)
+            thermostat = jax.tree.map(lambda xi, e: xi + h * (e - 1), phase.thermostat, self.kinetic(phase))
         else:
-            thermostat = phase.thermostat + h * (trees.total(energy) / trees.size(energy) - 1)
+            thermostat = phase.thermostat + h * (self.temperature(phase) - 1)
         return phase._replace(thermostat=thermostat)

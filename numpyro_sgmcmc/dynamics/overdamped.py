@@ -11,18 +11,20 @@ leaves :math:`\exp(-U(z))` invariant. One flow:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.types import Phase, Sites
+from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Sites
 from numpyro_sgmcmc.utils import trees
+
+FLOWS = {"E": Flow("first-order step", needs_gradient=True, needs_noise=True, moves=True)}
 
 
 @dataclass(frozen=True)
-class Overdamped:
+class Overdamped(Dynamics):
     """
     The overdamped Langevin dynamics.
 
@@ -30,8 +32,10 @@ class Overdamped:
     """
 
     inverse_mass_matrix: Any = 1.0
-    flows: str = field(default="E", init=False)
-    moves: str = field(default="E", init=False)
+
+    @property
+    def flows(self) -> Mapping[str, Flow]:
+        return FLOWS
 
     @property
     def integrators(self) -> Mapping[str, str]:
@@ -39,7 +43,7 @@ class Overdamped:
 
     def init(self, z: Sites, noise: Any) -> Phase:
         del noise
-        return Phase(z, (), ())
+        return Phase(z)
 
     def inflation(self, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / 2."""

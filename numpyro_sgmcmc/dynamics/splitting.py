@@ -5,17 +5,15 @@ Each letter moves for h divided by the number of times it occurs. The gradient i
 position has moved and reused until it moves again, also into the next step.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from numpyro_sgmcmc.types import Dynamics, Evaluation, Phase, Sites
+from numpyro_sgmcmc.dynamics import nose_hoover
+from numpyro_sgmcmc.types import Dynamics, Evaluation, Flow, Phase, Sites
 from numpyro_sgmcmc.utils import noise
-
-KICKS = "BE"  # flows that need the gradient
-NOISY = "NOE"  # flows that need noise
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,9 @@ class Splitting:
     """
     The interpreter of a word.
 
-    :param str word: e.g. ``"ABOBA"``. See the flows of the dynamics for the letters.
-    :param str moves: the letters that change the position.
+    :param str word: e.g. ``"ABOBA"``.
+    :param dict flows: what each letter stands for, as declared by the dynamics. A kernel hands in those of its own;
+        the default are the letters of underdamped and Nosé-Hoover dynamics.
 
     **Example**
 
@@ -38,64 +37,70 @@ class Splitting:
     """
 
     word: str
-    moves: str = "A"
+    flows: Mapping[str, Flow] = field(default_factory=lambda: nose_hoover.FLOWS, repr=False, compare=False)
+
+    @property
+    def _kicks(self) -> list[int]:
+        return [k for k, letter in enumerate(self.word) if self.flows[letter].needs_gradient]
+
+    @property
+    def _moves(self) -> list[int]:
+        return [k for k, letter in enumerate(self.word) if self.flows[letter].moves]
+
+    @property
+    def evaluates_end(self) -> bool:
+        """Whether the last gradient of a step is that where the step ends (BAOAB, OBABO, ABO)."""
+        return bool(self._kicks and self._moves) and self._kicks[-1] > self._moves[-1]
 
     @property
     def carries_gradient(self) -> bool:
         """Whether a step begins with a kick whose gradient the step before has left behind (BAOAB, OBABO)."""
-        kicks = [k for k, letter in enumerate(self.word) if letter in KICKS]
-        moves = [k for k, letter in enumerate(self.word) if letter in self.moves]
-        return bool(kicks and moves) and kicks[0] < moves[0] and kicks[-1] > moves[-1]
+        return self.evaluates_end and self._kicks[0] < self._moves[0]
+
+    @property
+    def evaluates_start(self) -> bool:
+        """Whether the first gradient of a step is evaluated where the step begins (E, EA)."""
+        return bool(self._kicks) and not self.carries_gradient and self._kicks[0] <= min(self._moves, default=0)
 
     @property
     def gradients_per_step(self) -> int:
         """Gradient evaluations a step."""
         evaluations, fresh = 0, self.carries_gradient
         for letter in self.word:
-            if letter in KICKS and not fresh:
+            if self.flows[letter].needs_gradient and not fresh:
                 evaluations, fresh = evaluations + 1, True
-            fresh = fresh and letter not in self.moves
+            fresh = fresh and not self.flows[letter].moves
         return evaluations
 
     def check(self, dynamics: Dynamics) -> None:
         """
-        Judge the word by the grammar of its dynamics.
+        Check that the word integrates each term of the SDE once.
 
         :raises ValueError: names the letter that is wrong or missing.
         """
-        word, has = self.word, self.word.__contains__
-        name = type(dynamics).__name__
-        refuse = f"integrator {word!r} does not fit {name}: "
+        flows, word = dynamics.flows, self.word
+        refuse = f"integrator {word!r} does not fit {type(dynamics).__name__}: "
+        terms = {letter: flow.contains or letter for letter, flow in flows.items()}
         for letter in word:
-            if letter not in dynamics.flows:
+            if letter not in flows:
                 raise ValueError(
                     f"{refuse}it has no flow {letter!r}. A word is written in capitals; its flows are "
-                    f"{', '.join(map(repr, dynamics.flows))}; by name: {', '.join(map(repr, dynamics.integrators))}."
+                    f"{', '.join(map(repr, flows))}; by name: {', '.join(map(repr, dynamics.integrators))}."
                 )
-        if dynamics.flows == "E":
-            if word != "E":
-                raise ValueError(f"{refuse}a first-order dynamics has the single word 'E'.")
-            return
-        if not has("A"):
-            raise ValueError(f"{refuse}the drift 'A' is missing, so the position would never move.")
-        if has("E"):
-            for letter in "BFNO":
-                if has(letter):
-                    raise ValueError(
-                        f"{refuse}'E' is the whole momentum update and stands without {letter!r}; leave one out."
-                    )
-            if word.count("E") > 1:
-                raise ValueError(f"{refuse}'E' may stand only once.")
-        else:
-            if not has("B"):
-                raise ValueError(f"{refuse}the kick 'B' is missing, so the gradient would have no effect.")
-            for letter in "FN":
-                if has("O") and has(letter):
-                    raise ValueError(f"{refuse}'O' contains {letter!r}; leave out one of them.")
-                if not has("O") and not has(letter):
-                    raise ValueError(f"{refuse}{letter!r} is missing: friction and noise are 'O', or 'F' and 'N'.")
-        if "D" in dynamics.flows and not has("D"):
-            raise ValueError(f"{refuse}the thermostat 'D' is missing.")
+        for letter in dict.fromkeys(word):
+            for other in dict.fromkeys(word):
+                if letter != other and set(terms[letter]) > set(terms[other]):
+                    raise ValueError(f"{refuse}{letter!r} contains {other!r}; leave out one of them.")
+            if flows[letter].needs_gradient and flows[letter].needs_noise and word.count(letter) > 1:
+                raise ValueError(f"{refuse}{letter!r} is a whole first-order step and may stand only once.")
+        for term in dict.fromkeys("".join(terms.values())):
+            having = [letter for letter in flows if term in terms[letter]]
+            if not set(having) & set(word):
+                raise ValueError(
+                    f"{refuse}the {flows[term].name} {term!r} is missing"
+                    + "".join(f", or {letter!r}, which contains it" for letter in having if letter != term)
+                    + "."
+                )
 
     def step(
         self,
@@ -115,26 +120,26 @@ class Splitting:
         :param rng_key: key of the step's noise.
         :return: the new phase, the gradient to carry (or ``()``), and the evaluations that were made.
         """
-        draws = sum(letter in NOISY for letter in self.word)
+        draws = sum(self.flows[letter].needs_noise for letter in self.word)
         keys = iter([rng_key] if draws == 1 else jax.random.split(rng_key, draws))
         fresh, evaluations = self.carries_gradient, []
         for letter in self.word:
-            inputs = []
-            if letter in KICKS:
+            flow, inputs = self.flows[letter], []
+            if flow.needs_gradient:
                 if not fresh:
                     evaluations.append(gradient_fn(phase.z))
                     gradient, fresh = evaluations[-1].gradient, True
                 inputs.append(gradient)
-            if letter in NOISY:
+            if flow.needs_noise:
                 inputs.append(noise.normal_like(next(keys), phase.z))
             phase = getattr(dynamics, letter)(phase, h / self.word.count(letter), *inputs)
-            fresh = fresh and letter not in self.moves
+            fresh = fresh and not flow.moves
         return phase, gradient if self.carries_gradient else (), tuple(evaluations)
 
 
 def named(integrator: str | Splitting, dynamics: Dynamics) -> Splitting:
     """
-    The integrator meant by a name (``"euler"``, ``"ssi"``) or a word, judged.
+    The integrator meant by a name (``"euler"``, ``"ssi"``) or a word, checked.
 
     :raises ValueError: no such name, or an illegal word.
     """
@@ -142,6 +147,6 @@ def named(integrator: str | Splitting, dynamics: Dynamics) -> Splitting:
         integrator = integrator.word
     if not isinstance(integrator, str) or not integrator:
         raise ValueError(f"integrator={integrator!r}: give a name ({', '.join(dynamics.integrators)}) or a word.")
-    splitting = Splitting(dynamics.integrators.get(integrator, integrator), dynamics.moves)
+    splitting = Splitting(dynamics.integrators.get(integrator, integrator), dynamics.flows)
     splitting.check(dynamics)
     return splitting

@@ -16,13 +16,13 @@ leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant. D is a rate (the C of C
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.types import Phase, Sites
+from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Sites
 from numpyro_sgmcmc.utils import trees
 
 
@@ -34,8 +34,18 @@ def _ou_noise(rate: Any, h: jax.Array) -> jax.Array:
     return jnp.where(small, 1 - x / 2 * (1 - x / 3 * (1 - x / 4)), -jnp.expm1(-safe) / safe)
 
 
+FLOWS = {
+    "A": Flow("drift", moves=True),
+    "B": Flow("kick", needs_gradient=True),
+    "F": Flow("friction"),
+    "N": Flow("noise", needs_noise=True),
+    "O": Flow("Ornstein-Uhlenbeck flow", needs_noise=True, contains="FN"),
+    "E": Flow("first-order momentum update", needs_gradient=True, needs_noise=True, contains="BFN"),
+}
+
+
 @dataclass(frozen=True)
-class Underdamped:
+class Underdamped(Dynamics):
     """
     The underdamped Langevin dynamics.
 
@@ -45,8 +55,10 @@ class Underdamped:
 
     noise: float
     inverse_mass_matrix: Any = 1.0
-    flows: str = field(default="ABFNOE", init=False)
-    moves: str = field(default="A", init=False)
+
+    @property
+    def flows(self) -> Mapping[str, Flow]:
+        return FLOWS
 
     @property
     def integrators(self) -> Mapping[str, str]:
@@ -63,7 +75,16 @@ class Underdamped:
     def init(self, z: Sites, noise: Any) -> Phase:
         """Momentum from its equilibrium N(0, M)."""
         momentum = jax.tree.map(lambda n, im: n / jnp.sqrt(jnp.asarray(im, n.dtype)), noise, self.inverse_mass(z))
-        return Phase(z, momentum, ())
+        return Phase(z, momentum)
+
+    def temperature(self, phase: Phase) -> jax.Array:
+        """p^T M^-1 p / d."""
+        energy = self.kinetic(phase)
+        return trees.total(energy) / trees.size(energy)
+
+    def kinetic(self, phase: Phase) -> Any:
+        """p_j^2 / M_j of each coordinate, twice its kinetic energy."""
+        return jax.tree.map(lambda p, im: im * p * p, phase.momentum, self.inverse_mass(phase.z))
 
     def gradient_heat(self, h: jax.Array, variance: Any) -> Any:
         """What white gradient noise of variance s^2 adds to the intensity D: h M^-1 s^2 / 2."""

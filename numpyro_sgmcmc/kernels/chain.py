@@ -1,18 +1,30 @@
 """
 One chain: how it starts and how it steps. Pure functions of potential and state; the kernel maps them over chains.
+
+A step that leaves the finite numbers, or the support, is refused: the chain goes back to where its energy was last
+finite, with its momentum reversed,
+
+.. math:: (z, p) \\to (z, -p).
+
+For words that are symmetric this is the rejection of generalised HMC (Horowitz 1991): it leaves :math:`\\exp(-H)`,
+restricted to the support, invariant as far as the steps do. A second refusal in a row halves the momentum too, so that
+no chain is caught between two walls.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, SGMCMCState, next_key, stream
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.tuning.schedules import schedule_index
 from numpyro_sgmcmc.tuning.start import descend, gradient_variance
 from numpyro_sgmcmc.types import (
+    Adaptive,
     Dynamics,
     Evaluation,
     GradientEstimator,
@@ -26,36 +38,6 @@ from numpyro_sgmcmc.types import (
     Thermostatted,
 )
 from numpyro_sgmcmc.utils import noise, trees
-
-
-class SGMCMCState(NamedTuple):
-    """
-    - **i** - integrator steps so far; the argument of the schedule.
-    - **z** - dict of unconstrained values.
-    - **momentum** - dict like ``z``, or ``()``.
-    - **thermostat** - scalar, dict like ``z``, or ``()``.
-    - **gradient** - gradient at ``z`` for words that begin with a kick (BAOAB), else ``()``.
-    - **gradient_state** - what the gradient estimator remembers.
-    - **rows_state** - place in the sequence of minibatches.
-    - **step_size** - that of the last step.
-    - **potential_estimate** - minibatch estimate of U where the gradient was last evaluated: noisy, and not at ``z``.
-    - **diverging** - whether the last transition refused a step that left the finite numbers.
-    - **refused** - steps refused in a row.
-    - **rng_key** - key of the noise.
-    """
-
-    i: jax.Array
-    z: Any
-    momentum: Any
-    thermostat: Any
-    gradient: Any
-    gradient_state: Any
-    rows_state: Any
-    step_size: jax.Array
-    potential_estimate: jax.Array
-    diverging: jax.Array
-    refused: jax.Array
-    rng_key: jax.Array
 
 
 @dataclass(frozen=True)
@@ -73,81 +55,125 @@ class Chain:
     schedule: Schedule
     init_strategy: Any = None
 
+    # -- the start ----------------------------------------------------------------------------------------------
+
     def init(
-        self, potential: ModelPotential, rng_key: jax.Array, init_params: Sites | None
+        self,
+        potential: ModelPotential,
+        rng_key: jax.Array,
+        init_params: Sites | None,
+        num_warmup: int = 0,
+        fingerprint: int = 0,
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
         """
         :param init_params: unconstrained values for some sites; the others start by ``init_strategy``.
+        :param int num_warmup: integrator steps of the warm-up.
+        :param int fingerprint: of the data, 0 where it is not known.
         :return: the state, and the energy of each site at its start.
         """
-        rng_key, key_z, key_rows, key_momentum, key_model = random.split(rng_key, 5)
-        rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.int32)), potential.plates)
-        z = potential.initial(key_z, rows, self.init_strategy)
-        if init_params is not None:
-            z = {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
-        to_balance = None
-        if isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None:
-            to_balance = self.dynamics
-            z = descend(potential, z, key_rows, key_model)
-        energies = potential.by_site(z, rows, key_model)
-        h = self.h(jnp.zeros((), jnp.int32), z)
+        rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
+        rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+        z = self.start(potential, key_z, rows, init_params)
+        balance = isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None
+        if balance:
+            z = descend(potential, z, *random.split(key_descent))
+        key_energy, key_start, key_first = random.split(key_gradient, 3)
+        energies = potential.by_site(z, rows, key_energy)
+        gradient_state = self.gradient.start(potential, z, key_start)
         phase = self.dynamics.init(z, noise.normal_like(key_momentum, z))
-        gradient_state = self.gradient.start(potential, z, key_model)
-
-        def evaluate(rows: Rows, key: jax.Array) -> Evaluation:
-            return self.gradient.evaluate(potential, phase.z, rows, gradient_state, key)
-
-        noisy = potential.plates or potential.randomised
-        if to_balance is not None and noisy and getattr(self.rows, "independent", False):
-
-            def gradient_fn(k):
-                rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
-                return evaluate(rows, random.fold_in(key_model, k)).gradient
-
-            phase = to_balance.balanced(phase, h, gradient_variance(gradient_fn))
+        h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint8), z)
+        if balance:
+            phase = self._balanced(potential, phase, h, gradient_state, key_probes)
+        first = ()
+        if self.integrator.carries_gradient:
+            first = self.gradient.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
         state = SGMCMCState(
-            i=jnp.zeros((), jnp.int32),
+            i=jnp.zeros((), jnp.uint32),
+            wraps=jnp.zeros((), jnp.uint8),
+            num_warmup=jnp.asarray(num_warmup, jnp.uint32),
             z=phase.z,
             momentum=phase.momentum,
             thermostat=phase.thermostat,
-            gradient=evaluate(rows, key_model).gradient if self.integrator.carries_gradient else (),
+            auxiliary=phase.auxiliary,
+            last_finite=phase.z if self.integrator.evaluates_start else (),
+            gradient=first,
             gradient_state=gradient_state,
             rows_state=rows_state,
             step_size=h,
             potential_estimate=sum(energies.values(), start=jnp.zeros(())),
+            temperature=self.dynamics.temperature(phase),
             diverging=jnp.zeros((), bool),
             refused=jnp.zeros((), jnp.int32),
+            fingerprint=jnp.asarray(fingerprint, jnp.int32),
+            data_changed=jnp.zeros((), bool),
             rng_key=rng_key,
         )
         return state, energies
 
+    def start(self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None) -> Sites:
+        """The position that ``init_params`` and ``init_strategy`` ask for."""
+        z = potential.initial(rng_key, rows, self.init_strategy)
+        if init_params is None:
+            return z
+        return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
+
+    def _balanced(
+        self, potential: ModelPotential, phase: Phase, h: jax.Array, gradient_state: Any, rng_key: jax.Array
+    ) -> Phase:
+        """The phase with its thermostats in balance with the noise of the gradient, where that is white."""
+        noisy = potential.plates or potential.randomised
+        if not noisy or not getattr(self.rows, "independent", False):
+            return phase
+        assert isinstance(self.dynamics, Thermostatted)
+        key_rows, key_model = random.split(rng_key)
+
+        def gradient_fn(k):
+            rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
+            key = random.fold_in(key_model, k)
+            return self.gradient.evaluate(potential, phase.z, rows, gradient_state, key).gradient
+
+        return self.dynamics.balanced(phase, h, gradient_variance(gradient_fn))
+
+    # -- a transition: begin, some steps, end -------------------------------------------------------------------
+
+    def begin(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
+        """The state in which the steps of a transition start, with a key of their own."""
+        changed = (state.fingerprint != fingerprint) & (state.fingerprint != 0) & (fingerprint != 0)
+        return state._replace(
+            i=jnp.asarray(state.i, jnp.uint32),
+            rows_state=state.rows_state._replace(t=jnp.asarray(state.rows_state.t, jnp.uint32)),
+            diverging=jnp.zeros_like(state.diverging),
+            data_changed=state.data_changed | changed,
+            rng_key=stream(state.rng_key, STEPS),
+        )
+
     def step(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
-        """
-        One step of the integrator. A step that leaves the finite numbers is not taken: position, momentum and
-        thermostat stay, while the counter and the rows go on.
-        """
+        """One step of the integrator. Where it is refused, the counter and the rows go on all the same."""
         # two counters in one, where a split would be computed also for models that have no use for a key
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
-        h = self.h(state.i, state.z)
+        h = self.h(state.i, state.wraps, state.z)
         gradient_state = self.gradient.begin_step(potential, state.z, state.gradient_state, state.i, key_model)
 
         def gradient_fn(z: Sites) -> Evaluation:
             return self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
 
-        old = Phase(state.z, state.momentum, state.thermostat)
+        old = state.phase
         new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, gradient_fn, key_noise)
+        last = evaluations[-1]  # a position must have moved since the step before, so there is one
+        if isinstance(self.dynamics, Adaptive):
+            new = self.dynamics.adapt(new, last.gradient, state.i, state.num_warmup)
         # an infinite energy, outside of a hard support, may have a finite gradient
         accepted = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
-        phase = trees.where(accepted, new, old)
-        last = evaluations[-1]  # a position must have moved since the step before, so there is one
+        phase = trees.where(accepted, new, self._back(state))
         energy = state.potential_estimate
-        return SGMCMCState(
-            i=state.i + 1,
-            z=phase.z,
-            momentum=phase.momentum,
-            thermostat=phase.thermostat,
+        i = state.i + 1
+        return state.at(
+            phase,
+            i=i,
+            wraps=state.wraps + (i == 0),
+            last_finite=trees.where(accepted, old.z, state.last_finite) if self.integrator.evaluates_start else (),
             gradient=trees.where(accepted, gradient, state.gradient),
             gradient_state=self.gradient.commit(gradient_state, last.update, accepted),
             rows_state=rows_state,
@@ -155,19 +181,45 @@ class Chain:
             potential_estimate=jnp.where(accepted, last.energy.astype(energy.dtype), energy),
             diverging=state.diverging | ~accepted,
             refused=jnp.where(accepted, 0, state.refused + 1),
-            rng_key=state.rng_key,
         )
+
+    def end(self, potential: ModelPotential, before: SGMCMCState, state: SGMCMCState) -> SGMCMCState:
+        """
+        The state that is kept of a transition. Where the word does not evaluate the position at which it ends, its
+        energy is looked at, so that no draw lies outside of the support; where it is not finite, the chain goes back:
+        one step if that position is known, else to the start of the transition.
+        """
+        if not self.integrator.evaluates_end:
+            rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
+            inside = jnp.isfinite(potential.estimate(state.z, rows, stream(before.rng_key, DRAW)))
+            start = state if self.integrator.evaluates_start else before._replace(refused=state.refused)
+            phase = trees.where(inside, state.phase, self._back(start))
+            state = state.at(
+                phase,
+                last_finite=phase.z if self.integrator.evaluates_start else (),
+                diverging=state.diverging | ~inside,
+                refused=jnp.where(inside, state.refused, state.refused + 1),
+            )
+        return state._replace(temperature=self.dynamics.temperature(state.phase), rng_key=next_key(before.rng_key))
+
+    def _back(self, state: SGMCMCState) -> Phase:
+        """The phase after a refusal: the last position of finite energy, and the momentum reversed."""
+        phase = self.dynamics.reverse(state.phase, jnp.where(state.refused > 0, 0.5, 1.0))
+        return phase._replace(z=state.last_finite) if self.integrator.evaluates_start else phase
+
+    # -- what else is asked of a chain --------------------------------------------------------------------------
 
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Anew what depends on values that the potential is conditioned on."""
-        key = random.fold_in(state.rng_key, 2 * state.i + 1)
-        state = state._replace(gradient_state=self.gradient.refresh(potential, state.gradient_state, key))
+        key_state, key = random.split(random.fold_in(stream(state.rng_key, REFRESH), state.i))
+        state = state._replace(gradient_state=self.gradient.refresh(potential, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         evaluation = self.gradient.evaluate(potential, state.z, rows, state.gradient_state, key)
         return state._replace(gradient=evaluation.gradient)
 
-    def h(self, i: jax.Array, z: Sites) -> jax.Array:
+    def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""
-        return jnp.asarray(self.schedule(i), jnp.result_type(*jax.tree.leaves(z))).reshape(())
+        h = self.schedule(schedule_index(self.schedule, i, wraps))
+        return jnp.asarray(h, jnp.result_type(*jax.tree.leaves(z))).reshape(())

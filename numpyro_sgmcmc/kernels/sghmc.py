@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
@@ -79,7 +78,7 @@ class SGHMC(SGMCMC):
         super().__init__(
             model,
             dynamics,
-            named(integrator, dynamics),
+            integrator,
             gradient,
             rows,
             step_size=step_size,

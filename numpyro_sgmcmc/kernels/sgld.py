@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
-from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import Reshuffled
@@ -73,7 +72,7 @@ class SGLD(SGMCMC):
         super().__init__(
             model,
             dynamics,
-            named(integrator, dynamics),
+            integrator,
             gradient,
             rows,
             step_size=step_size,

@@ -18,9 +18,12 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key, not_jax_tracer
 
-from numpyro_sgmcmc.kernels.chain import Chain, SGMCMCState
-from numpyro_sgmcmc.kernels.report import report_stuck
+from numpyro_sgmcmc.dynamics.splitting import Splitting, named
+from numpyro_sgmcmc.kernels.chain import Chain
+from numpyro_sgmcmc.kernels.report import Bar
+from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.handlers import full_rows, indexable
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.tuning.schedules import as_schedule
@@ -45,7 +48,8 @@ class SGMCMC(MCMCKernel):
 
     :param model: NumPyro model.
     :param dynamics: the SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.
-    :param integrator: a :class:`~numpyro_sgmcmc.dynamics.splitting.Splitting` that fits the dynamics.
+    :param integrator: a word or the name of one (:class:`~numpyro_sgmcmc.Splitting`), or an object that offers what
+        :class:`~numpyro_sgmcmc.types.Integrator` asks for.
     :param gradient: gradient estimator.
     :param rows: row scheme.
     :param step_size: h > 0, or a function of the step index.
@@ -78,14 +82,14 @@ class SGMCMC(MCMCKernel):
     """
 
     sample_field = "z"  # pyright: ignore[reportAssignmentType]
-    default_fields = ("z", "diverging", "step_size")  # pyright: ignore[reportAssignmentType]
+    default_fields = ("z", "diverging", "step_size", "monitor")  # pyright: ignore[reportAssignmentType]
     _frozen = False
 
     def __init__(
         self,
         model: Any,
         dynamics: Dynamics,
-        integrator: Integrator,
+        integrator: str | Integrator,
         gradient: GradientEstimator,
         rows: RowScheme,
         *,
@@ -94,7 +98,10 @@ class SGMCMC(MCMCKernel):
         steps_per_sample: int = 1,
         init_strategy: Any = None,
     ):
-        integrator.check(dynamics)
+        if isinstance(integrator, (str, Splitting)):
+            integrator = named(integrator, dynamics)
+        else:
+            integrator.check(dynamics)
         gradient = checked_part("gradient", gradient, "evaluate", "Minibatch()")
         gradient, rows = gradient.with_rows(checked_part("rows", rows, "__call__", "Reshuffled()"))
         self._model = checked_model(model)
@@ -108,6 +115,7 @@ class SGMCMC(MCMCKernel):
         )
         self.batch_size = checked_batch_size(batch_size)
         self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
+        self._bar = Bar()
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -159,9 +167,8 @@ class SGMCMC(MCMCKernel):
         return self.sample
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
-        """Empty: any number of the state shown in the bar would wait for the device at every iteration."""
-        del state
-        return ""
+        """Chains that stand still, by the state before this one: this one is still being computed."""
+        return self._bar(state.refused)
 
     def init(
         self,
@@ -179,7 +186,6 @@ class SGMCMC(MCMCKernel):
         :raises ValueError: what :func:`~numpyro_sgmcmc.model.checks.checked_structure` refuses; ``init_params`` of the
             wrong names or shapes; an energy that is not finite at the start, by site.
         """
-        del num_warmup
         rng_key = _raw(rng_key)
         batched = not is_prng_key(rng_key)
         if batched and rng_key.shape[0] == 1:
@@ -190,10 +196,19 @@ class SGMCMC(MCMCKernel):
         self.gradient.check(potential, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential.prototype, batched)
-        start = compiled(self._start_chains, self._model, model_args, model_kwargs, self.batch_size)
-        state, energies = start(rng_key, init_params)
+        on_potential = partial(
+            compiled, model=self._model, model_args=model_args, model_kwargs=model_kwargs, batch_size=self.batch_size
+        )
+        steps = min(num_warmup * self.steps_per_sample, 2**32 - 1)
+        mark = fingerprint(model_args, _without_siblings(model_kwargs))
+        start = partial(self._start_chains, num_warmup=steps, fingerprint=mark)
+        state, energies = on_potential(start)(rng_key, init_params)
         if not_jax_tracer(rng_key):
             check_energies(energies)
+        elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
+            # inside of a map over chains the energies are not known; those of a start of our own are
+            with jax.ensure_compile_time_eval():
+                check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
         for name in potential.structure.frozen[:1]:
             warnings.warn(
                 f"param site {name!r} is frozen at its initial value: SG-MCMC moves latent sample "
@@ -212,14 +227,11 @@ class SGMCMC(MCMCKernel):
             )
         potential = self._potential(model_args, model_kwargs)
         check_resumed(state.z, potential.prototype, batched)
-        step = partial(self._chain.step, potential)
-        step = jax.vmap(step) if batched else step
-        before = state.refused
-        state = state._replace(diverging=jnp.zeros_like(state.diverging))
-        state = repeat(step, state, self.steps_per_sample)
-        report_stuck(before, state.refused, state.step_size)
-        advance = jax.vmap(_next_key) if batched else _next_key
-        return state._replace(rng_key=advance(state.rng_key))
+        chain, mark = self._chain, fingerprint(model_args, _without_siblings(model_kwargs))
+        over_chains = jax.vmap if batched else lambda fn: fn
+        begun = over_chains(partial(chain.begin, fingerprint=mark))(state)
+        moved = repeat(over_chains(partial(chain.step, potential)), begun, self.steps_per_sample)
+        return over_chains(partial(chain.end, potential))(state, moved)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """
@@ -247,11 +259,15 @@ class SGMCMC(MCMCKernel):
         object.__setattr__(kernel, "_model", wrapper(self._model))
         return kernel
 
-    def _start_chains(self, potential, rng_key, init_params):
+    def _energies_of_a_start(self, potential, rng_key):
+        rows = potential.some_rows()
+        return potential.by_site(self._chain.start(potential, rng_key, rows, None), rows, rng_key)
+
+    def _start_chains(self, potential, rng_key, init_params, num_warmup, fingerprint):
         def one(rng_key, init_params):
             if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
                 init_params = potential.unconstrain(init_params)
-            return self._chain.init(potential, rng_key, init_params)
+            return self._chain.init(potential, rng_key, init_params, num_warmup, fingerprint)
 
         return one(rng_key, init_params) if is_prng_key(rng_key) else jax.vmap(one)(rng_key, init_params)
 
@@ -259,8 +275,9 @@ class SGMCMC(MCMCKernel):
         return ModelPotential.of(self._model, model_args, model_kwargs, self.batch_size)
 
 
-def _next_key(rng_key):
-    return random.split(rng_key, 1)[0]
+def _without_siblings(model_kwargs):
+    """The keyword arguments without the values of the other blocks of Gibbs, which change at every sweep."""
+    return {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
 
 
 def _raw(rng_key):

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
-from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
@@ -87,7 +86,7 @@ class SGNHT(SGMCMC):
         super().__init__(
             model,
             dynamics,
-            named(integrator, dynamics),
+            integrator,
             gradient,
             rows,
             step_size=step_size,

@@ -143,6 +143,8 @@ class Piecewise:
             )
         if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Piecewise(boundaries={self.boundaries}): the boundaries must increase.")
+        if self.boundaries and self.boundaries[-1] > LAST:
+            raise ValueError(f"Piecewise(boundaries={self.boundaries}): a boundary is at most 2**31 - 1.")
         for value in self.values:
             _positive(self, values=value)
 
@@ -160,7 +162,7 @@ class Cyclical:
     :param float a: largest step size, at the start of each cycle.
     :param int cycle: steps in a cycle, c.
     :param float minimum: floor of the step size, a thousandth of ``a`` by default; a step of size 0 would stand still.
-    :raises ValueError: one of them is not positive and finite.
+    :raises ValueError: one of them is not positive and finite, or ``cycle`` is not a whole number below 2**31.
 
     **Example**
 
@@ -181,10 +183,38 @@ class Cyclical:
         object.__setattr__(self, "cycle", cycle)
         object.__setattr__(self, "minimum", 1e-3 * a if minimum is None else minimum)
         _positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
+        if self.cycle != int(self.cycle) or self.cycle > LAST:
+            raise ValueError(f"Cyclical(cycle={cycle!r}): the cycle is a whole number of steps, below 2**31.")
+        object.__setattr__(self, "cycle", int(self.cycle))
+
+    @property
+    def period(self) -> int:
+        """Steps after which it starts again, see :func:`schedule_index`."""
+        return self.cycle
 
     def __call__(self, i: Any) -> Any:
         # times a float, as a quotient of integers would be of single precision
         return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi / self.cycle * (i % self.cycle)) + 1.0), self.minimum)
+
+
+LAST = 2**31 - 1  # the largest index that a schedule sees
+WRAPS = 256  # values of the counter of wraps
+
+
+def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Array:
+    """
+    The int32 with which a schedule is called at step ``i + 2**32 wraps``. It stays at ``2**31 - 1`` once it is there; a
+    schedule that says its ``period`` is called with the index modulo the period, so that it goes on for ever.
+
+    :param i: uint32.
+    :param wraps: uint8.
+    """
+    period = getattr(schedule, "period", None)
+    if period is None:
+        large = (wraps > 0) | (i > LAST)
+        return jnp.where(large, LAST, i.astype(jnp.int32))
+    behind = jnp.asarray([(k << 32) % period for k in range(WRAPS)], jnp.uint32)[wraps]
+    return ((i % jnp.uint32(period) + behind) % jnp.uint32(period)).astype(jnp.int32)
 
 
 def as_schedule(step_size: float | Schedule) -> Schedule:

@@ -1,9 +1,10 @@
 """
 The loop over the steps of a transition.
 
-jax 0.12 makes a single kernel, on a single core, of a loop that calls no library. Steps on small arrays take a third of
-the time that way, but large ones could have used the other cores, and XLA knows no size beyond which it leaves a loop
-as it is. So a loop over large steps gets a call: it sorts its counter.
+On a CPU, jax 0.12 makes a single kernel, on a single core, of a loop that calls no library. Steps on small arrays take
+a third of the time that way, but large ones could have used the other cores, and XLA knows no size beyond which it
+leaves a loop as it is. So there a loop over large steps gets a call: it sorts its counter. docs/measurements.md has
+the times.
 """
 
 from collections.abc import Callable
@@ -29,18 +30,24 @@ def repeat(step: Callable[[Any], Any], state: Any, times: int) -> Any:
         return step(state)
     closed = jax.make_jaxpr(step)(state)
     treedef = jax.tree.structure(state)
-    count_on = _calling if widest(closed.jaxpr) >= LARGE else lambda count: count + 1
 
-    def body(carry):
-        count, state = carry
-        return count_on(count), jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(*jax.tree.leaves(state)))
+    def once(state):
+        return jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(*jax.tree.leaves(state)))
 
+    if one_kernel_on_one_core() and widest(closed.jaxpr) >= LARGE:
+        return _repeat_with_a_call(once, state, times)
+    return lax.fori_loop(0, times, lambda _, state: once(state), state)
+
+
+def one_kernel_on_one_core() -> bool:
+    """Whether XLA makes a single kernel of a loop."""
+    return jax.default_backend() == "cpu" and jax.__version_info__ >= (0, 12)
+
+
+def _repeat_with_a_call(step: Callable[[Any], Any], state: Any, times: int) -> Any:
+    """The counter is two equal numbers, sorted at every step: the cheapest of the operations that are calls."""
+    body = lambda carry: (lax.sort(carry[0] + 1), step(carry[1]))  # noqa: E731
     return lax.while_loop(lambda carry: carry[0][0] < times, body, (jnp.zeros(2, jnp.int32), state))[1]
-
-
-def _calling(count):
-    """Two equal numbers, each one more; on a CPU by way of a sort, the cheapest of the operations that are calls."""
-    return lax.platform_dependent(count + 1, cpu=lax.sort, default=lambda count: count)
 
 
 def widest(jaxpr: Jaxpr) -> int:

@@ -1,0 +1,84 @@
+"""The state of a chain, and the streams of random numbers that it feeds."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.kernels.report import Monitor, collected
+from numpyro_sgmcmc.types import Phase
+
+# What the key of a state is used for, a stream each. The key itself is used for nothing else.
+NEXT, STEPS, DRAW, REFRESH, PROBE = range(5)
+
+
+def stream(rng_key: jax.Array, use: int) -> jax.Array:
+    """The key of one of the streams above."""
+    return random.fold_in(rng_key, use)
+
+
+def next_key(rng_key: jax.Array) -> jax.Array:
+    """The key of the next transition."""
+    return stream(rng_key, NEXT)
+
+
+class SGMCMCState(NamedTuple):
+    """
+    - **i** - integrator steps so far, uint32; 0 again after 2**32.
+    - **wraps** - how often ``i`` has come back to 0.
+    - **num_warmup** - integrator steps of the warm-up.
+    - **z** - dict of unconstrained values.
+    - **momentum** - dict like ``z``, or ``()``.
+    - **thermostat** - scalar, dict like ``z``, or ``()``.
+    - **auxiliary** - any other variables of the dynamics, or ``()``.
+    - **last_finite** - the last position whose energy was finite, for words that evaluate the position where they
+      begin (SGLD, ``EA``), else ``()``.
+    - **gradient** - gradient at ``z`` for words that begin with a kick (BAOAB), else ``()``.
+    - **gradient_state** - what the gradient estimator remembers.
+    - **rows_state** - place in the sequence of minibatches.
+    - **step_size** - that of the last step.
+    - **potential_estimate** - minibatch estimate of U where the gradient was last evaluated: noisy, and not at ``z``.
+    - **temperature** - kinetic temperature, or ``()``.
+    - **diverging** - whether the last transition refused a step that left the finite numbers or the support.
+    - **refused** - steps refused in a row.
+    - **fingerprint** - of the data that the chain was started with, see :mod:`~numpyro_sgmcmc.model.fingerprint`.
+    - **data_changed** - whether a transition has seen others.
+    - **rng_key** - key of the next transition.
+    """
+
+    i: jax.Array
+    wraps: jax.Array
+    num_warmup: jax.Array
+    z: Any
+    momentum: Any
+    thermostat: Any
+    auxiliary: Any
+    last_finite: Any
+    gradient: Any
+    gradient_state: Any
+    rows_state: Any
+    step_size: jax.Array
+    potential_estimate: jax.Array
+    temperature: Any
+    diverging: jax.Array
+    refused: jax.Array
+    fingerprint: jax.Array
+    data_changed: jax.Array
+    rng_key: jax.Array
+
+    @property
+    def phase(self) -> Phase:
+        """What the dynamics moves."""
+        return Phase(self.z, self.momentum, self.thermostat, self.auxiliary)
+
+    def at(self, phase: Phase, **fields: Any) -> "SGMCMCState":
+        """This state at another phase, and with other values of ``fields``."""
+        return self._replace(**phase._asdict(), **fields)
+
+    @property
+    def monitor(self) -> Monitor:
+        """What is collected of every draw to tell the user what is wrong, see :mod:`~numpyro_sgmcmc.kernels.report`."""
+        chains = jnp.size(self.i)
+        chain = jnp.arange(chains, dtype=jnp.int32).reshape(jnp.shape(self.i))
+        return collected(Monitor(chain, self.refused, self.temperature, self.step_size, self.data_changed), chains)

@@ -1,0 +1,40 @@
+"""A cheap number that tells data sets apart, so that a chain that is resumed with other data can say so."""
+
+from collections.abc import Mapping
+from typing import Any
+import zlib
+
+import jax
+from jax.core import Tracer
+import numpy as np
+
+ROWS = 16  # looked at in each array, spread evenly
+
+
+def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> int:
+    """
+    A checksum of the shapes, dtypes and some rows of the arrays among a model's arguments, and of its plain numbers and
+    strings. Costs O(1) in the number of rows.
+
+    :return: 31 bits; 0 where an argument is traced, so that its values are not known.
+    """
+    code = 0
+    with jax.ensure_compile_time_eval():
+        for path, leaf in jax.tree_util.tree_leaves_with_path((model_args, dict(model_kwargs or {}))):
+            if isinstance(leaf, Tracer):
+                return 0
+            code = zlib.crc32(jax.tree_util.keystr(path).encode() + _bytes(leaf), code)
+    return code & 0x7FFFFFFF or 1
+
+
+def _bytes(leaf: Any) -> bytes:
+    if isinstance(leaf, (bool, int, float, complex, str)):
+        return repr(leaf).encode()
+    if not isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
+        return b""
+    kind = f"{leaf.shape}{leaf.dtype}".encode()
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
+        return kind
+    if leaf.ndim:
+        leaf = leaf[np.unique(np.linspace(0, len(leaf) - 1, ROWS).astype(int))] if len(leaf) else leaf
+    return kind + np.ascontiguousarray(leaf).tobytes()
