@@ -127,7 +127,7 @@ def test_extra_fields():
     mcmc = make(thermostat())
     mcmc.run(random.key(1), models.ROWS, extra_fields=(*EXTRA, "z.mu", "momentum.mu"))
     samples, fields = mcmc.get_samples(), mcmc.get_extra_fields()
-    assert set(fields) == {"diverging", "step_size", "z.mu", "momentum.mu", *EXTRA}
+    assert set(fields) == {"diverging", "step_size", "monitor", "z.mu", "momentum.mu", *EXTRA}
     assert_same(fields["z.mu"], samples["mu"])  # the support of mu is the real line
     assert set(fields["thermostat"]) == {"mu"}
     assert fields["thermostat"]["mu"].shape == (SAMPLES,)

@@ -18,7 +18,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, SGMCMCState, next_key, stream
+from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.schedules import schedule_index
@@ -81,7 +81,7 @@ class Chain:
         energies = potential.by_site(z, rows, key_energy)
         gradient_state = self.gradient.start(potential, z, key_start)
         phase = self.dynamics.init(z, noise.normal_like(key_momentum, z))
-        h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint8), z)
+        h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
         if balance:
             phase = self._balanced(potential, phase, h, gradient_state, key_probes)
         first = ()
@@ -89,8 +89,6 @@ class Chain:
             first = self.gradient.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
         state = SGMCMCState(
             i=jnp.zeros((), jnp.uint32),
-            wraps=jnp.zeros((), jnp.uint8),
-            num_warmup=jnp.asarray(num_warmup, jnp.uint32),
             z=phase.z,
             momentum=phase.momentum,
             thermostat=phase.thermostat,
@@ -104,8 +102,7 @@ class Chain:
             temperature=self.dynamics.temperature(phase),
             diverging=jnp.zeros((), bool),
             refused=jnp.zeros((), jnp.int32),
-            fingerprint=jnp.asarray(fingerprint, jnp.int32),
-            data_changed=jnp.zeros((), bool),
+            marks=Marks(0, jnp.uint32(num_warmup), fingerprint, 0).packed(),
             rng_key=rng_key,
         )
         return state, energies
@@ -138,12 +135,13 @@ class Chain:
 
     def begin(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """The state in which the steps of a transition start, with a key of their own."""
-        changed = (state.fingerprint != fingerprint) & (state.fingerprint != 0) & (fingerprint != 0)
+        marks = Marks.of(state.marks)
+        changed = (marks.fingerprint != fingerprint) & (marks.fingerprint != 0) & (fingerprint != 0)
         return state._replace(
             i=jnp.asarray(state.i, jnp.uint32),
             rows_state=state.rows_state._replace(t=jnp.asarray(state.rows_state.t, jnp.uint32)),
             diverging=jnp.zeros_like(state.diverging),
-            data_changed=state.data_changed | changed,
+            marks=marks._replace(data_changed=marks.data_changed | changed).packed(),
             rng_key=stream(state.rng_key, STEPS),
         )
 
@@ -153,7 +151,8 @@ class Chain:
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
-        h = self.h(state.i, state.wraps, state.z)
+        marks = Marks.of(state.marks)
+        h = self.h(state.i, marks.wraps, state.z)
         gradient_state = self.gradient.begin_step(potential, state.z, state.gradient_state, state.i, key_model)
 
         def gradient_fn(z: Sites) -> Evaluation:
@@ -163,7 +162,7 @@ class Chain:
         new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, gradient_fn, key_noise)
         last = evaluations[-1]  # a position must have moved since the step before, so there is one
         if isinstance(self.dynamics, Adaptive):
-            new = self.dynamics.adapt(new, last.gradient, state.i, state.num_warmup)
+            new = self.dynamics.adapt(new, last.gradient, state.i, marks.num_warmup)
         # an infinite energy, outside of a hard support, may have a finite gradient
         accepted = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
         phase = trees.where(accepted, new, self._back(state))
@@ -172,7 +171,7 @@ class Chain:
         return state.at(
             phase,
             i=i,
-            wraps=state.wraps + (i == 0),
+            marks=state.marks.at[0].add(i == 0),
             last_finite=trees.where(accepted, old.z, state.last_finite) if self.integrator.evaluates_start else (),
             gradient=trees.where(accepted, gradient, state.gradient),
             gradient_state=self.gradient.commit(gradient_state, last.update, accepted),

@@ -9,6 +9,7 @@ run. While a progress bar runs, :class:`Bar` shows what the last finished transi
 
 from typing import Any, NamedTuple
 import warnings
+import weakref
 
 import jax
 from jax.core import Tracer
@@ -22,11 +23,14 @@ HOT, COLD = 2.0, 0.5  # kinetic temperatures, for whole runs, that no right run 
 CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
 
 
+_reported: list[Any] = [None]  # the arrays of the last report, weakly
+
+
 class Monitor(NamedTuple):
     """
     What a chain says of itself at the end of a transition.
 
-    - **chain** - the number of the chain, where chains are vectorized.
+    - **chain** - while a run is under way, the number of each of several vectorized chains, else ``()``.
     - **refused** - steps refused in a row.
     - **temperature** - kinetic temperature, or ``()``.
     - **step_size** - that of the last step.
@@ -59,7 +63,7 @@ def _rebuild(chains: int, children: Any) -> Monitor:
     monitor = Monitor(*children)
     if _is_whole_run(monitor, chains):
         report(monitor)
-        return monitor
+        return monitor._replace(chain=())  # the same under every chain method
     return collected(monitor, chains)
 
 
@@ -85,6 +89,9 @@ def report(monitor: Monitor) -> None:
 
     :param monitor: arrays of shape ``(chains, draws)``.
     """
+    if _reported[0] is not None and _reported[0]() is monitor.refused:
+        return  # some transformations rebuild a tree twice
+    _reported[0] = weakref.ref(monitor.refused)
     kept = np.asarray(monitor.step_size)[:, -1] > 0  # a warm-up alone collects no draws
     if not kept.any():
         return

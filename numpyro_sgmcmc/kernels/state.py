@@ -23,11 +23,34 @@ def next_key(rng_key: jax.Array) -> jax.Array:
     return stream(rng_key, NEXT)
 
 
+class Marks(NamedTuple):
+    """
+    What seldom changes, four uint32 kept in one array: each array of a state costs some 3 us in every call.
+
+    - **wraps** - how often the counter ``i`` has come back to 0.
+    - **num_warmup** - integrator steps of the warm-up.
+    - **fingerprint** - of the data that the chain was started with, see :mod:`~numpyro_sgmcmc.model.fingerprint`.
+    - **data_changed** - 1 once a transition has seen other data.
+    """
+
+    wraps: Any
+    num_warmup: Any
+    fingerprint: Any
+    data_changed: Any
+
+    def packed(self) -> jax.Array:
+        """As one array."""
+        return jnp.stack([jnp.asarray(mark, jnp.uint32) for mark in self])
+
+    @classmethod
+    def of(cls, marks: jax.Array) -> "Marks":
+        """From the array of a state, of one chain or of several."""
+        return cls(*(marks[..., k] for k in range(4)))
+
+
 class SGMCMCState(NamedTuple):
     """
     - **i** - integrator steps so far, uint32; 0 again after 2**32.
-    - **wraps** - how often ``i`` has come back to 0.
-    - **num_warmup** - integrator steps of the warm-up.
     - **z** - dict of unconstrained values.
     - **momentum** - dict like ``z``, or ``()``.
     - **thermostat** - scalar, dict like ``z``, or ``()``.
@@ -42,14 +65,11 @@ class SGMCMCState(NamedTuple):
     - **temperature** - kinetic temperature, or ``()``.
     - **diverging** - whether the last transition refused a step that left the finite numbers or the support.
     - **refused** - steps refused in a row.
-    - **fingerprint** - of the data that the chain was started with, see :mod:`~numpyro_sgmcmc.model.fingerprint`.
-    - **data_changed** - whether a transition has seen others.
+    - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
     """
 
     i: jax.Array
-    wraps: jax.Array
-    num_warmup: jax.Array
     z: Any
     momentum: Any
     thermostat: Any
@@ -63,8 +83,7 @@ class SGMCMCState(NamedTuple):
     temperature: Any
     diverging: jax.Array
     refused: jax.Array
-    fingerprint: jax.Array
-    data_changed: jax.Array
+    marks: jax.Array
     rng_key: jax.Array
 
     @property
@@ -80,5 +99,6 @@ class SGMCMCState(NamedTuple):
     def monitor(self) -> Monitor:
         """What is collected of every draw to tell the user what is wrong, see :mod:`~numpyro_sgmcmc.kernels.report`."""
         chains = jnp.size(self.i)
-        chain = jnp.arange(chains, dtype=jnp.int32).reshape(jnp.shape(self.i))
-        return collected(Monitor(chain, self.refused, self.temperature, self.step_size, self.data_changed), chains)
+        changed = Marks.of(self.marks).data_changed
+        chain = jnp.arange(chains, dtype=jnp.int32) if jnp.ndim(self.i) else ()
+        return collected(Monitor(chain, self.refused, self.temperature, self.step_size, changed), chains)

@@ -198,7 +198,7 @@ class Cyclical:
 
 
 LAST = 2**31 - 1  # the largest index that a schedule sees
-WRAPS = 256  # values of the counter of wraps
+WRAPS = 256  # of the counter, after which a period is cut short: 2**40 steps
 
 
 def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Array:
@@ -207,13 +207,13 @@ def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Ar
     schedule that says its ``period`` is called with the index modulo the period, so that it goes on for ever.
 
     :param i: uint32.
-    :param wraps: uint8.
+    :param wraps: uint32.
     """
     period = getattr(schedule, "period", None)
     if period is None:
         large = (wraps > 0) | (i > LAST)
         return jnp.where(large, LAST, i.astype(jnp.int32))
-    behind = jnp.asarray([(k << 32) % period for k in range(WRAPS)], jnp.uint32)[wraps]
+    behind = jnp.asarray([(k << 32) % period for k in range(WRAPS)], jnp.uint32)[wraps % WRAPS]
     return ((i % jnp.uint32(period) + behind) % jnp.uint32(period)).astype(jnp.int32)
 
 
