@@ -32,9 +32,10 @@ def _bytes(leaf: Any) -> bytes:
         return repr(leaf).encode()
     if not isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
         return b""
-    kind = f"{leaf.shape}{leaf.dtype}".encode()
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
-        return kind
-    if leaf.ndim:
-        leaf = leaf[np.unique(np.linspace(0, len(leaf) - 1, ROWS).astype(int))] if len(leaf) else leaf
-    return kind + np.ascontiguousarray(leaf).tobytes()
+        return f"{leaf.shape}{leaf.dtype}".encode()
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # on the device and off it the same data
+    shape = leaf.shape
+    if leaf.ndim and len(leaf):
+        leaf = leaf[np.unique(np.linspace(0, len(leaf) - 1, ROWS).astype(int))]
+    return f"{shape}{dtype}".encode() + np.ascontiguousarray(leaf, dtype).tobytes()

@@ -26,8 +26,10 @@ PASSED_OVER = BRANCHES + IN_PLACE + MASKS
 
 def repeat(step: Callable[[Any], Any], state: Any, times: int) -> Any:
     """``step(step(... step(state)))``, ``times`` times, with ``step`` traced once."""
-    if times == 1:
-        return step(state)
+    if times == 1 or jax.config.jax_disable_jit:  # a model can be debugged where nothing is traced
+        for _ in range(times):
+            state = step(state)
+        return state
     closed = jax.make_jaxpr(step)(state)
     treedef = jax.tree.structure(state)
 

@@ -1,0 +1,168 @@
+"""What is wrong with a run is told at its end, once, under every chain method, and costs a compiled call nothing."""
+
+import pickle
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import models
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, Gibbs
+import pytest
+
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD
+from numpyro_sgmcmc.kernels.report import Bar
+
+METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
+N = 2000
+X = np.random.default_rng(0).normal(size=(N, 2))
+Y = (np.random.default_rng(1).random(N) < 1 / (1 + np.exp(-X @ np.array([1.0, -1.0])))).astype(float)
+
+
+def logistic(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(x)) as rows:
+        numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ w), obs=y[rows])
+
+
+RIGHT = {"step_size": 1e-2, "friction": 20.0}  # the frequency is about 20
+
+
+def make(model=logistic, method="vectorized", num_chains=2, num_samples=20, progress_bar=False, **options):
+    kernel = SGHMC(model, **RIGHT | {"batch_size": 500, "steps_per_sample": 20} | options)
+    method = METHODS.get(method, method)
+    if method == "parallel" and num_chains > jax.local_device_count():
+        pytest.skip("needs two devices")
+    return MCMC(
+        kernel,
+        num_warmup=5,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method=method,
+        progress_bar=progress_bar,
+    )
+
+
+def told(run):
+    """Messages of the kernel, without those of NumPyro and JAX."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    ours = ("refused every step", "kinetic temperature", "other data")
+    found = [w for w in caught if any(words in str(w.message) for words in ours)]
+    assert all(w.filename == __file__ for w in found), "a warning points to the user's line"
+    return [str(w.message) for w in found]
+
+
+methods = pytest.mark.parametrize("method", METHODS)
+
+
+@methods
+def test_a_right_run_says_nothing(method):
+    assert told(lambda: make(method=method).run(random.key(0), X, Y)) == []
+
+
+@methods
+def test_a_step_beyond_the_stability_limit(method):
+    """h omega = 9, where nothing diverges since the gradient of a logistic model is bounded."""
+    mcmc = make(method=method, step_size=9 / 20)
+    (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
+    assert "kinetic temperature" in message and "step_size" in message
+    assert not mcmc.get_extra_fields()["diverging"].any()
+
+
+@methods
+def test_data_that_are_not_finite(method):
+    """Where the energies at the start are known before the map over chains, the site is named."""
+    with pytest.raises(ValueError, match="not finite at site 'y'"):
+        make(method=method).run(random.key(0), X, np.full(N, np.nan))
+
+
+@methods
+def test_few_rows_that_are_not_finite(method):
+    """Nothing is wrong at the start, and then every step is refused; a resume with other data says that as well."""
+    mcmc = make(method=method)
+    assert told(lambda: mcmc.run(random.key(0), X, Y)) == []
+    mcmc.post_warmup_state = mcmc.last_state
+    before = jax.tree.map(np.asarray, mcmc.last_state.z)
+    messages = told(lambda: mcmc.run(mcmc.last_state.rng_key, X, np.where(np.arange(N) % 5, np.nan, Y)))
+    assert len(messages) == 2
+    assert "2 of 2 chains (0, 1) have refused every step" in messages[0]
+    assert "other data" in messages[1]
+    assert (np.asarray(mcmc.last_state.z["w"]) == before["w"]).all()
+
+
+@pytest.mark.parametrize("progress_bar", [True, False])
+@pytest.mark.parametrize("num_chains, num_samples", [(1, 20), (4, 4), (2, 20)])
+def test_with_the_bar_and_without_and_as_many_draws_as_chains(progress_bar, num_chains, num_samples):
+    mcmc = make(num_chains=num_chains, num_samples=num_samples, progress_bar=progress_bar, step_size=9 / 20)
+    (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
+    assert "kinetic temperature" in message
+    monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
+    assert monitor.refused.shape == (num_chains, num_samples)
+    assert told(lambda: jax.tree.map(np.asarray, mcmc.get_extra_fields(group_by_chain=True))) == []
+
+
+def test_a_warm_up_alone_says_nothing():
+    assert told(lambda: make(step_size=9 / 20).warmup(random.key(0), X, Y)) == []
+
+
+def test_an_overdamped_chain_has_no_temperature():
+    kernel = SGLD(logistic, step_size=1e-4, batch_size=500)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=20, progress_bar=False)
+    assert told(lambda: mcmc.run(random.key(0), X, Y)) == []
+
+
+def test_a_resume_with_the_same_data_says_nothing():
+    mcmc = make()
+    mcmc.run(random.key(0), X, Y)
+    mcmc.post_warmup_state = pickle.loads(pickle.dumps(mcmc.last_state))
+    assert told(lambda: mcmc.run(mcmc.last_state.rng_key, X.copy(), jnp.asarray(Y, float))) == []
+
+
+@pytest.mark.parametrize("changed", [lambda x, y: (x[:-1], y[:-1]), lambda x, y: (x, 1 - y), lambda x, y: (-x, y)])
+def test_a_resume_with_other_data(changed):
+    mcmc = make()
+    mcmc.run(random.key(0), X, Y)
+    mcmc.post_warmup_state = mcmc.last_state
+    (message,) = told(lambda: mcmc.run(mcmc.last_state.rng_key, *changed(X, Y)))
+    assert "resumed with other data" in message
+
+
+def test_the_siblings_of_a_block_are_no_data():
+    mcmc = MCMC(
+        Gibbs([(SGHMC(two_means, step_size=1e-2, batch_size=5), ["a"]), (SGLD(two_means, step_size=1e-3), ["b"])]),
+        num_warmup=1,
+        num_samples=3,
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), jnp.arange(10.0))
+    assert [int(block.marks[3]) for block in mcmc.last_state.block_states] == [0, 0]
+
+
+def two_means(x):
+    a, b = (numpyro.sample(name, dist.Normal(0, 1)) for name in "ab")
+    with numpyro.plate("rows", len(x)) as rows:
+        numpyro.sample("x", dist.Normal(a + b, 1), obs=x[rows])
+
+
+def test_the_bar_tells_of_the_state_before():
+    bar, stuck, well = Bar(), jnp.array([100, 3]), jnp.array([0, 0])
+    jax.block_until_ready((stuck, well))
+    assert [bar(x) for x in (well, stuck, stuck, well, well)] == ["", "", *["1 of 2 chains stand still"] * 2, ""]
+    pickle.loads(pickle.dumps(bar))
+    state = make().sampler.init(random.key(0), 0, None, (X, Y), {})
+    assert make().sampler.get_diagnostics_str(state) == ""
+
+
+@pytest.mark.parametrize("kernel_class", [SGLD, SGHMC, MSGNHT])
+def test_a_compiled_transition_calls_no_python(kernel_class):
+    """An effect would take JAX's slow path at every call."""
+    kernel = kernel_class(models.gaussian, step_size=1e-3, batch_size=models.B, steps_per_sample=5)
+    state = jax.eval_shape(lambda: kernel.init(random.key(0), 0, {"mu": 0.0}, (models.ROWS,), {}))
+    jaxpr = jax.make_jaxpr(lambda state: kernel.sample(state, (models.ROWS,), {}))(state)
+    assert not jaxpr.effects
+    assert "callback" not in str(jaxpr)
