@@ -26,6 +26,7 @@ from numpyro_sgmcmc import (
     weighted_summary,
     weights,
 )
+from numpyro_sgmcmc.diagnostics.weights import _summary
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 
 X = 3 + np.random.default_rng(0).normal(size=1000)
@@ -168,6 +169,17 @@ def test_the_weighted_summary_is_that_of_the_weighted_draws():
     draws = resample(mcmc, random.key(0), num_samples=5000)["mu"]
     assert draws.shape == (2, 5000)
     np.testing.assert_allclose(draws.mean(), mean, atol=1e-3 * x.std())
+
+
+def test_the_effective_sample_size_of_independent_draws_is_that_of_their_weights():
+    """Kish's: 1 / sum w^2, by the mean over 200 coordinates."""
+    x = np.random.default_rng(6).normal(size=(4, 500, 200))
+    w = np.tile(np.arange(1, 501) ** -0.4, (4, 1))
+    w /= w.sum()
+    found = _summary(x, w)["ess"] * np.sum(w**2)
+    # 3 %: bias of the estimate of an autocorrelation time. An inverted ratio would give 3
+    assert abs(found.mean() - 1) < 0.03 + 5 * found.std(ddof=1) / np.sqrt(200)
+    assert np.sum(w**2) * w.size > 1.5
 
 
 def test_with_a_constant_step_the_weighted_are_the_unweighted():

@@ -21,10 +21,10 @@ from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model
 
-FIRST, LAST = 0.1, 1e-6  # Adam's step, in units of the unconstrained coordinates
-ROUNDS = 5  # at most
-STRAIGHT = 0.25  # of the way that a round can go: the step size held it up
-GROWTH = 10.0  # of the next round's first step
+FIRST, LAST = 0.1, 1e-6  # Adam's step, in the units of a coordinate: 1 at first
+ROUNDS = 8  # at most
+STRAIGHT = 0.25  # a coordinate that goes this part of a round's possible way gets
+GROWTH = 10.0  # times as large a unit in the next
 SEGMENTS = 50  # of a round, for the progress bar
 PRODUCTS = 8  # products with the Hessian in the check
 
@@ -44,10 +44,10 @@ def find_mode(
     r"""
     A minimum of U in unconstrained space by stochastic gradient descent.
 
-    The descent goes in rounds of ``num_steps`` steps, until the Newton step :math:`H^{-1}\nabla U` is at most one
-    posterior standard deviation long (root mean square over coordinates), at most five. Its length is found from a
-    gradient over all rows and a few products with the Hessian H. Where coordinates are as large as the data are far
-    from standardised, a round can be too short: the next begins with steps ten times as large.
+    The descent goes in rounds of ``num_steps`` steps, at most eight, until the Newton step :math:`H^{-1}\nabla U` is at
+    most one posterior standard deviation long (root mean square over coordinates). A gradient over all rows and a few
+    products with the Hessian H give its length. A coordinate that has gone far in one round, as happens where the data
+    are not standardised, takes ten times as large steps in the next.
 
     :param model: NumPyro model.
     :param rng_key: random key of the start and the minibatches.
@@ -89,36 +89,34 @@ def find_mode(
     batch_size = checked_batch_size(batch_size)
     args, kwargs = _model_arguments(args, model_args, kwargs, model_kwargs)
     rounds = ROUNDS if optimizer is None else 1
-    if optimizer is not None and not hasattr(optimizer, "get_params"):
+    if optimizer is None:
+        optimizer = falling_adam(FIRST, LAST, num_steps)
+    elif not hasattr(optimizer, "get_params"):
         optimizer = optax_to_numpyro(optimizer)
     key_start, key_check, key_rows, key_model = random.split(rng_key, 4)
 
-    def chosen(first_step: Any) -> Any:
-        return falling_adam(first_step, LAST, num_steps) if optimizer is None else optimizer
-
     # what differs between rounds and segments is an argument, so that each is the same program
-    def advance(potential: Potential, state: Any, steps: Any, first_step: Any, key_rows: Any, key_model: Any) -> Any:
-        plates = potential.plates
-        return minimise(potential.estimate, chosen(first_step), state, steps, Reshuffled(), plates, key_rows, key_model)
+    def advance(potential: Potential, state: Any, steps: Any, units: Sites, key_rows: Any, key_model: Any) -> Any:
+        loss = lambda u, rows, key: potential.estimate(_times(u, units), rows, key)  # noqa: E731
+        return minimise(loss, optimizer, state, steps, Reshuffled(), potential.plates, key_rows, key_model)
 
     ModelPotential.of(model, args, kwargs, batch_size)  # refuses before anything is compiled
     start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
     z, energies = start(key_start)
     check_energies(energies)
-    first_step = FIRST
+    units = jax.tree.map(jnp.ones_like, z)
     for k in range(rounds):
-        begin, state = z, _initialised(chosen(first_step), z)
+        begin, state = z, _initialised(optimizer, jax.tree.map(jnp.divide, z, units))
         with trange(num_steps, desc=f"mode, round {k + 1}" if k else "mode", disable=not progress_bar) as bar:
             for first, last in _segments(num_steps):
                 steps = k * num_steps + first, k * num_steps + last
-                state = jax.block_until_ready(descent(state, steps, first_step, key_rows, key_model))
+                state = jax.block_until_ready(descent(state, steps, units, key_rows, key_model))
                 bar.update(last - first)
-        z = chosen(first_step).get_params(state)
+        z = _times(optimizer.get_params(state), units)
         squared, curvature = check(z, key_check)
         if _arrived(squared, curvature, trees.size(z)):
             return z
-        if _distance(begin, z) > STRAIGHT * _reach(first_step, num_steps):
-            first_step *= GROWTH
+        units = _grown(units, begin, z, num_steps)
     _warn(squared, curvature, trees.size(z))
     return z
 
@@ -164,14 +162,15 @@ def _segments(num_steps: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in zip(ends, ends[1:]) if first < last]
 
 
-def _reach(first_step: float, num_steps: int) -> float:
-    """The sum of the step sizes of a round: how far a coordinate can go in it."""
-    return num_steps * first_step / math.log(first_step / LAST)
+def _times(u: Sites, units: Sites) -> Sites:
+    return jax.tree.map(jnp.multiply, u, units)
 
 
-def _distance(begin: Sites, end: Sites) -> float:
-    """That of the coordinate that went farthest."""
-    return max(float(jnp.max(jnp.abs(end[site] - begin[site]), initial=0)) for site in begin)
+def _grown(units: Sites, begin: Sites, end: Sites, num_steps: int) -> Sites:
+    """Larger units for the coordinates that have come a good part of the way that a round's step sizes allow."""
+    reach = STRAIGHT * num_steps * FIRST / math.log(FIRST / LAST)
+    grow = lambda unit, a, b: jnp.where(jnp.abs(b - a) > reach * unit, GROWTH * unit, unit)  # noqa: E731
+    return jax.tree.map(grow, units, begin, end)
 
 
 def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[jax.Array, jax.Array]:
