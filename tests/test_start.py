@@ -102,7 +102,7 @@ def test_balance_with_a_known_noise(elementwise):
 
 
 def test_inflation_under_thermostats():
-    """One thermostat holds the mean temperature at 1: coordinate j gets (D + heat_j) / (D + mean heat). Many: 1 each."""
+    """One thermostat holds the mean temperature at 1, that of j is (D + heat_j) / (D + mean heat); many hold each."""
     one, many = (NoseHoover(noise=D, inverse_mass_matrix=INVERSE_MASS, elementwise=flag) for flag in (False, True))
     found, none = (dynamics.inflation(jnp.asarray(H), S2) for dynamics in (one, many))
     for name in S2:
