@@ -145,7 +145,7 @@ FAULTS = [
     Fault("find_mode: arrival by the total length", "mode", "squared <= d)", "squared <= 1)", "test_mode:coordinates"),
     Fault("find_mode: one round", "mode", "ROUNDS = 8", "ROUNDS = 1", "test_mode:standardised"),
     Fault("find_mode: steps that do not grow", "mode", "GROWTH = 10.0", "GROWTH = 1.0", "test_mode:needed"),
-    Fault("find_mode: the bar does not wait", "mode", "jax.block_until_ready(descent(", "tuple(descent(", "test_mode:bar"),
+    Fault("find_mode: the bar does not wait", "mode", "jax.block_until_ready(", "tuple(", "test_mode:bar"),
     Fault("find_mode: a key used twice", "mode", "check(z, key_check)", "check(z, key_model)", "test_mode:key"),
     Fault("descent: a key used twice", "start", "key_noise, key_model = random.split(key)",
           "key_noise, key_model = key, key", "test_mode:key"),

@@ -1,6 +1,6 @@
 """A mode of the posterior from minibatches: where control variates are centred and where chains may start."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import math
 from typing import Any
 import warnings
@@ -107,11 +107,9 @@ def find_mode(
     units = jax.tree.map(jnp.ones_like, z)
     for k in range(rounds):
         begin, state = z, _initialised(optimizer, jax.tree.map(jnp.divide, z, units))
-        with trange(num_steps, desc=f"mode, round {k + 1}" if k else "mode", disable=not progress_bar) as bar:
-            for first, last in _segments(num_steps):
-                steps = k * num_steps + first, k * num_steps + last
-                state = jax.block_until_ready(descent(state, steps, units, key_rows, key_model))
-                bar.update(last - first)
+        label = None if not progress_bar else f"mode, round {k + 1}" if k else "mode"
+        for steps in _segments(k * num_steps, num_steps, label):
+            state = jax.block_until_ready(descent(state, steps, units, key_rows, key_model))
         z = _times(optimizer.get_params(state), units)
         squared, curvature = check(z, key_check)
         if _arrived(squared, curvature, trees.size(z)):
@@ -157,9 +155,14 @@ def _initialised(optimizer: Any, z: Sites) -> Any:
     return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), optimizer.init(z))
 
 
-def _segments(num_steps: int) -> list[tuple[int, int]]:
+def _segments(first: int, num_steps: int, label: str | None) -> Iterator[tuple[int, int]]:
+    """Parts of a round that starts with step ``first``, under a progress bar where there is a label."""
     ends = [num_steps * k // SEGMENTS for k in range(SEGMENTS + 1)]
-    return [(first, last) for first, last in zip(ends, ends[1:]) if first < last]
+    with trange(num_steps, desc=label, disable=label is None) as bar:
+        for begin, end in zip(ends, ends[1:]):
+            if begin < end:
+                yield first + begin, first + end
+                bar.update(end - begin)
 
 
 def _times(u: Sites, units: Sites) -> Sites:
