@@ -112,10 +112,10 @@ FAULTS = [
     # rows and step sizes
     Fault("Reshuffled: one order for all epochs", "schemes", "words(rng_key, epoch,", "words(rng_key, 0,",
           "test_rows:epoch"),
-    Fault("rows: the last never comes", "permutation", "add(words[ROUNDS] % jnp.uint32(size), size)",
-          "jnp.minimum(y, size - 2)", "test_rows:permutation or epoch"),
+    Fault("rows: the last never comes", "permutation", "add(y, words[ROUNDS] % jnp.uint32(size), size)",
+          "jnp.minimum(y, size - 2)", "test_rows:is_a_permutation"),
     Fault("rows: the last of a few never comes", "permutation", "return smaller.sum(-1)",
-          "return jnp.minimum(smaller.sum(-1), size - 2)", "test_rows:permutation or epoch"),
+          "return jnp.minimum(smaller.sum(-1), size - 2)", "test_rows:is_a_permutation"),
     Fault("rows: a network for a few rows too", "permutation", "SMALL = 64", "SMALL = 8", "test_rows:pairs"),
     Fault("rows: too few rounds", "permutation", "ROUNDS = 8", "ROUNDS = 6", "test_rows:pairs"),
     Fault("rows: equal words are equal rows", "permutation", "(jnp.arange(size, dtype=jnp.uint32) < number)",
