@@ -99,12 +99,24 @@ class Potential(Protocol):
 
 
 class RowScheme(Protocol):
-    """Which rows come t-th: a pure function of the key, so a scheme keeps no O(N) state."""
+    """
+    Which rows of a plate are in batch t. The data stay with the model, which looks the rows up.
+
+    A scheme keeps no state and is hashable. Its rows depend on the arguments of the call alone, so that a chain can be
+    resumed, or a batch drawn again, from a key and a number. It is called under ``jit`` and ``vmap``.
+
+    - Each row is equally likely to be in batch t, over the keys: the estimate scaled by N/n is then unbiased.
+    - Batches of different keys are independent.
+    - ``t`` is a uint32, traced or not, or a Python int. After 2**32 batches it starts again at 0, and with it the
+      sequence of batches.
+    """
 
     independent: ClassVar[bool]  # whether batches are independent of each other, their gradient noise white
     distinct: ClassVar[bool]  # whether the rows of a batch are distinct
 
-    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array: ...
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        """Rows of batch ``t``: int32 numbers in ``0 .. size - 1``, shape ``(batch_size,)``."""
+        ...
 
 
 class GradientEstimator(Protocol):

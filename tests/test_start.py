@@ -1,5 +1,6 @@
 """Where chains start, and that a thermostat is neither wound up nor too cold when its warm-up is over."""
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from numpyro.infer import MCMC, init_to_uniform, init_to_value
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, WithReplacement
+from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.tuning.start import gradient_variance
 
 N, DIM, CHAINS = 1000, 4, 64
@@ -53,7 +55,7 @@ def test_the_default_start_leaves_the_right_width_after_2000_steps(kernel_class,
     assert abs(ratios.mean() - 1) < 0.06 + 4.5 * error
 
 
-def test_the_wind_up_is_caught_by_this_judge():
+def test_the_wind_up_is_seen_by_this_ratio():
     """From afar, as NumPyro's own default would start it: far too narrow."""
     kernel = SGNHT(model, step_size=1e-3, diffusion=15.0, steps_per_sample=10, init_strategy=init_to_uniform)
     assert variance_ratio(kernel).mean() < 0.5
@@ -80,6 +82,32 @@ def test_thermostats_start_in_balance_by_default():
     heavy = MSGNHT(model, step_size=h, diffusion=D, batch_size=n, rows=WithReplacement(), inverse_mass_matrix=mass)
     np.testing.assert_allclose(thermostat(heavy)["mu"], D + (exact - D) * mass["mu"], rtol=5 * np.sqrt(2 / 300))
     assert float(thermostat(SGNHT(model, step_size=h, diffusion=D))) == D  # no minibatch, no noise
+
+
+S2 = {"a": jnp.array([1.0, 4.0, 7.0]), "b": jnp.array(100.0)}  # of the gradient noise
+INVERSE_MASS = {"a": np.array([1.0, 0.5, 2.0]), "b": np.array(0.25)}
+H, D = 0.1, 0.5
+HEAT = {name: H / 2 * INVERSE_MASS[name] * np.asarray(S2[name]) for name in S2}
+MEAN_HEAT = (HEAT["a"].sum() + HEAT["b"]) / 4
+
+
+@pytest.mark.parametrize("elementwise", [True, False])
+def test_balance_with_a_known_noise(elementwise):
+    """Thermostats at D + h s^2 / (2 M), one for each coordinate or at the mean over coordinates."""
+    dynamics = NoseHoover(noise=D, inverse_mass_matrix=INVERSE_MASS, elementwise=elementwise)
+    z = jax.tree.map(jnp.zeros_like, S2)
+    found = dynamics.balanced(dynamics.init(z, z), jnp.asarray(H), S2).thermostat
+    exact = {name: D + HEAT[name] for name in HEAT} if elementwise else D + MEAN_HEAT
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, exact)
+
+
+def test_inflation_under_thermostats():
+    """One thermostat holds the mean temperature at 1, that of j is (D + heat_j) / (D + mean heat); many hold each."""
+    one, many = (NoseHoover(noise=D, inverse_mass_matrix=INVERSE_MASS, elementwise=flag) for flag in (False, True))
+    found, none = (dynamics.inflation(jnp.asarray(H), S2) for dynamics in (one, many))
+    for name in S2:
+        np.testing.assert_allclose(1 + found[name], (D + HEAT[name]) / (D + MEAN_HEAT), rtol=1e-6)
+        np.testing.assert_allclose(none[name], np.zeros(np.shape(HEAT[name])), atol=1e-6)
 
 
 def test_thermostats_descend_to_the_mode_and_others_do_not():

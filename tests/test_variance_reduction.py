@@ -8,7 +8,6 @@ import numpyro
 from numpyro.diagnostics import effective_sample_size
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
-from numpyro.optim import Adam
 import pytest
 
 from numpyro_sgmcmc import (
@@ -22,12 +21,12 @@ from numpyro_sgmcmc import (
     Minibatch,
     Polynomial,
     WithoutReplacement,
-    find_mode,
     gradient_noise,
     resample,
     weighted_summary,
     weights,
 )
+from numpyro_sgmcmc.diagnostics.weights import _summary
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 
 X = 3 + np.random.default_rng(0).normal(size=1000)
@@ -111,52 +110,6 @@ def test_the_stationary_variance_is_that_of_the_full_gradient(gradient):
 
 
 @pytest.mark.parametrize(
-    "optimizer, batch_size", [("default", None), ("default", 100), ("optax", 100), ("numpyro", 100)]
-)
-def test_find_mode_arrives(optimizer, batch_size):
-    import optax
-
-    schedule = optax.exponential_decay(0.1, 100, 0.5)
-    chosen = {"default": None, "optax": optax.adam(schedule), "numpyro": Adam(lambda k: 0.1 * 0.5 ** (k / 100))}[
-        optimizer
-    ]
-    mode = find_mode(
-        gaussian,
-        random.key(0),
-        X,
-        batch_size=batch_size,
-        num_steps=1500,
-        optimizer=chosen,
-        progress_bar=False,
-    )
-    assert abs(mode["mu"] - X.mean()) < 0.5 / np.sqrt(len(X))  # half a posterior sd
-
-
-def test_find_mode_says_that_it_has_not_arrived(capsys):
-    with pytest.warns(UserWarning, match="has not arrived: the mode is about .* posterior standard deviations away"):
-        find_mode(gaussian, random.key(0), X, batch_size=100, num_steps=20)
-    assert "mode" in capsys.readouterr().err  # its progress bar
-
-
-def test_find_mode_says_that_there_is_no_minimum():
-    def saddle(x):
-        z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
-        numpyro.factor("U", 0.5 * z[0] ** 2 - 0.5 * z[1] ** 2)
-
-    with pytest.warns(UserWarning, match="at no minimum"):
-        find_mode(saddle, random.key(0), X, num_steps=10, progress_bar=False)
-
-
-def test_find_mode_refuses_what_the_kernels_refuse():
-    with pytest.raises(ValueError, match="names the plate 'M'"):
-        find_mode(gaussian, random.key(0), X, batch_size={"M": 10})
-    with pytest.raises(TypeError, match="num_steps=1.5"):
-        find_mode(gaussian, random.key(0), X, num_steps=1.5)
-    with pytest.raises(ValueError, match="not finite at site 'x'"):
-        find_mode(gaussian, random.key(0), X * np.nan, progress_bar=False)
-
-
-@pytest.mark.parametrize(
     "kernel, expected",
     [
         (lambda **o: SGLD(gaussian, **o), lambda h, s2: h * s2 / 2),
@@ -216,6 +169,16 @@ def test_the_weighted_summary_is_that_of_the_weighted_draws():
     draws = resample(mcmc, random.key(0), num_samples=5000)["mu"]
     assert draws.shape == (2, 5000)
     np.testing.assert_allclose(draws.mean(), mean, atol=1e-3 * x.std())
+
+
+def test_the_effective_sample_size_of_independent_draws_is_that_of_their_weights():
+    """Kish's: 1 / sum w^2, by the mean over 200 coordinates."""
+    x = np.random.default_rng(6).normal(size=(4, 500, 200))
+    w = np.tile(np.arange(1, 501) ** -0.4, (4, 1))
+    w /= w.sum()
+    found = _summary(x, w)["ess"] * np.sum(w**2)
+    # 3 %: bias of the estimate of an autocorrelation time. An inverted ratio would give 1.9
+    assert abs(found.mean() - 1) < 0.03 + 5 * found.std(ddof=1) / np.sqrt(200)
 
 
 def test_with_a_constant_step_the_weighted_are_the_unweighted():

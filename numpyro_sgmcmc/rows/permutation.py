@@ -1,7 +1,17 @@
 """
-A keyed pseudo-random permutation of ``0 .. size - 1`` that is evaluated only where it is asked for: a Feistel network
-over a grid ``a x b`` of the rows. Where their number has no such factors the grid just covers them, with cycle walking
-for the few cells that are not rows (Black & Rogaway 2002).
+A keyed random permutation of ``0 .. size - 1`` that is evaluated only where it is asked for.
+
+Up to ``SMALL`` numbers: each gets a random word, and its image is the rank of that word. All permutations are equally
+likely.
+
+Beyond: a Feistel network over a grid ``a x b`` of the numbers x = b l + r (Black & Rogaway 2002), with keyed hashes
+f_k and g_k,
+
+    l <- l + f_k(r) mod a,   r <- r + g_k(l) mod b,   ROUNDS / 2 times each.
+
+Where the size has no two factors of similar length the grid just covers it, and numbers outside are sent through the
+network again (cycle walking). In six rounds the variance of the mean of half of the numbers is off by up to 26 % in
+some direction, on grids longer than wide (5 x 19); in eight by 1 %, from 64 numbers on.
 """
 
 import math
@@ -9,42 +19,89 @@ from typing import Any
 
 import jax
 from jax import lax, random
+from jax.extend.random import threefry_2x32
 import jax.numpy as jnp
 
-_ROUNDS = 6
-BITS = _ROUNDS + 1  # random words that name a permutation
+SMALL = 64
+ROUNDS = 8
 
 
 def words(rng_key: jax.Array, t: Any, count: int) -> jax.Array:
     """
-    Random uint32 for the number ``t``, shape ``(count,)``: one call of the generator, the slowest part of a small step,
-    where ``random.bits(random.fold_in(rng_key, t), (count,))`` takes two.
+    Random uint32 for the number ``t``, shape ``(count,)``: one call of the generator, the slowest part of a small step.
+
+    :param t: 0 to 2**32 - 1. Different numbers never share a block of the generator.
     """
-    keys = -(-count // 2)
-    numbers = jnp.asarray(t).astype(jnp.uint32) * jnp.uint32(keys) + jnp.arange(keys, dtype=jnp.uint32)
-    folded = jax.vmap(random.fold_in, (None, 0))(rng_key, numbers)
-    # two of each key: the other two of an rbg key are the same again
-    return random.key_data(folded)[:, :2].reshape(-1)[:count]
+    blocks = jnp.arange(-(-count // 2), dtype=jnp.uint32)
+    counters = jnp.concatenate([blocks, jnp.full_like(blocks, jnp.asarray(t, jnp.uint32))])
+    key = random.key_data(rng_key)
+    if key.size == 4:  # of an rbg generator, which promises little of keys that are folded in
+        key = threefry_2x32(key[:2], key[2:])
+    return threefry_2x32(key, counters)[:count]
 
 
-def _round(right: jax.Array, key: jax.Array, size: int) -> jax.Array:
-    """A keyed hash of ``right`` into ``0 .. size - 1`` (two rounds of multiply and shift)."""
-    x = (right ^ key) * jnp.uint32(0x7FEB352D)
+def words_needed(size: int) -> int:
+    """How many random words :func:`permute` takes."""
+    return size if size <= SMALL else ROUNDS + 1
+
+
+def permute(words: jax.Array, x: jax.Array, size: int) -> jax.Array:
+    """
+    Images of ``x`` under a random permutation of ``0 .. size - 1``, in O(len(x)) time and memory.
+
+    :param words: ``words_needed(size)`` random uint32, which name the permutation.
+    :param x: integers in ``0 .. size - 1``, any shape.
+    :param int size: at most 2**31 - 1.
+    :return: int32 array of the shape of ``x``.
+    """
+    if size >= 2**31:
+        raise ValueError(f"a plate of {size} rows is more than int32 row numbers can tell apart.")
+    x = jnp.asarray(x).astype(jnp.uint32)
+    y = _ranks(words, x, size) if size <= SMALL else _walk(words, x, size)
+    # without the barrier XLA fuses the permutation into the gather of the data and runs it once for each column
+    return lax.optimization_barrier(y.astype(jnp.int32))
+
+
+def _ranks(words: jax.Array, x: jax.Array, size: int) -> jax.Array:
+    """Ranks of the words of ``x``; equal words, once in 2**32 / size**2 permutations, are ranked by their numbers."""
+    own, number = words[x][..., None], x[..., None]
+    smaller = (words < own) | ((words == own) & (jnp.arange(size, dtype=jnp.uint32) < number))
+    return smaller.sum(-1)
+
+
+def _walk(words: jax.Array, x: jax.Array, size: int) -> jax.Array:
+    """
+    The network, repeated until the image is below ``size``. A random rotation follows, so that the image of any single
+    number is uniform to within size / 2**32.
+    """
+    a, b = _grid(size)
+    y = _network(words, x, a, b)
+    if a * b > size:
+        step = lambda y: jnp.where(y >= size, _network(words, y, a, b), y)  # noqa: E731
+        y = lax.while_loop(lambda y: jnp.any(y >= size), step, y)
+    return add(y, words[ROUNDS] % jnp.uint32(size), size)
+
+
+def _network(words: jax.Array, x: jax.Array, a: int, b: int) -> jax.Array:
+    left, right = x // jnp.uint32(b), x % jnp.uint32(b)
+    for k in range(0, ROUNDS, 2):
+        left = add(left, _hash(right, words[k], a), a)
+        right = add(right, _hash(left, words[k + 1], b), b)
+    return left * jnp.uint32(b) + right
+
+
+def _hash(x: jax.Array, key: jax.Array, size: int) -> jax.Array:
+    """A keyed hash of ``x`` into ``0 .. size - 1`` (two rounds of multiply and shift)."""
+    x = (x ^ key) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     # the upper 16 bits times size: a multiplication in place of a division
     return ((x >> 16) * jnp.uint32(size)) >> 16
 
 
-def add(left: jax.Array, right: jax.Array, size: int) -> jax.Array:
-    """Sum modulo ``size`` of two numbers below it."""
-    x = left + right
-    return jnp.where(x >= size, x - jnp.uint32(size), x)
-
-
 def _grid(size: int) -> tuple[int, int]:
     """
-    Sides of like length of a grid with ``size`` cells, or where there are none, with hardly more. The longer side comes
-    first: small grids are then shuffled better.
+    Sides of similar length of a grid with ``size`` cells, or where there are none, with hardly more. The longer side
+    comes first.
     """
     root = math.isqrt(size)
     for b in range(root, max(1, root // 2), -1):
@@ -54,32 +111,7 @@ def _grid(size: int) -> tuple[int, int]:
     return a, -(-size // a)
 
 
-def permute(bits: jax.Array, x: jax.Array, size: int) -> jax.Array:
-    """
-    Images of ``x`` under a pseudo-random permutation of ``0 .. size - 1``, in O(len(x)) time and memory.
-
-    :param bits: names the permutation: ``BITS`` random uint32.
-    :param x: integers in ``0 .. size - 1``, any shape.
-    :param int size: at most 2**31 - 1.
-    :return: int32 array of the shape of ``x``. A random rotation follows the network, so that the image of any single
-        row is uniform to within size / 2**32; of pairs and more, to within the quality of the hash.
-    """
-    if size >= 2**31:
-        raise ValueError(f"a plate of {size} rows is more than int32 row numbers can tell apart.")
-    if size == 1:
-        return jnp.zeros(jnp.shape(x), jnp.int32)
-    a, b = _grid(size)
-
-    def network(x):
-        left, right = x // jnp.uint32(b), x % jnp.uint32(b)
-        for r in range(0, _ROUNDS, 2):
-            left = add(left, _round(right, bits[r], a), a)
-            right = add(right, _round(left, bits[r + 1], b), b)
-        return left * jnp.uint32(b) + right
-
-    y = network(jnp.asarray(x).astype(jnp.uint32))
-    if a * b > size:
-        y = lax.while_loop(lambda y: jnp.any(y >= size), lambda y: jnp.where(y >= size, network(y), y), y)
-    y = add(y, bits[_ROUNDS] % jnp.uint32(size), size).astype(jnp.int32)
-    # without the barrier XLA fuses the network into the gather of the data and runs it once for each column
-    return lax.optimization_barrier(y)
+def add(left: jax.Array, right: jax.Array, size: int) -> jax.Array:
+    """Sum modulo ``size`` of two numbers below it."""
+    x = left + right
+    return jnp.where(x >= size, x - jnp.uint32(size), x)

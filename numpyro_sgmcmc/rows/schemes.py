@@ -1,6 +1,6 @@
 """
-Which rows: a scheme is a pure function of a key and a batch number, so a chain keeps one key and one counter whatever
-the size of its data. Schemes that do not repeat rows rest on :func:`~numpyro_sgmcmc.rows.permutation.permute`.
+Which rows a step sees: schemes, as :class:`~numpyro_sgmcmc.types.RowScheme` describes them. Those that do not repeat
+rows use :func:`~numpyro_sgmcmc.rows.permutation.permute`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.rows.permutation import BITS, add, permute, words
+from numpyro_sgmcmc.rows.permutation import add, permute, words, words_needed
 from numpyro_sgmcmc.types import Plate, Rows, RowScheme, RowsState
 
 
@@ -50,14 +50,16 @@ class Reshuffled:
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         batches = size // batch_size
-        epoch, position = t // batches, t % batches
-        bits = words(rng_key, epoch, BITS + 1)
+        epoch, position = jnp.divmod(jnp.asarray(t, jnp.uint32), jnp.uint32(batches))
+        places = jnp.arange(batch_size, dtype=jnp.uint32)
         if not self.contiguous:
-            return permute(bits, position * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size)
-        block = permute(bits, position, batches) * batch_size
+            order = words(rng_key, epoch, words_needed(size))
+            return permute(order, position * batch_size + places, size)
+        order = words(rng_key, epoch, words_needed(batches) + 1)
+        block = permute(order[:-1], position, batches).astype(jnp.uint32) * batch_size
         # as behind permute: the shift would be computed for each element of the batch
-        first = lax.optimization_barrier(add(bits[BITS] % jnp.uint32(size), block.astype(jnp.uint32), size))
-        return add(first, jnp.arange(batch_size, dtype=jnp.uint32), size).astype(jnp.int32)
+        first = lax.optimization_barrier(add(order[-1] % jnp.uint32(size), block, size))
+        return add(first, places, size).astype(jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class WithoutReplacement:
     distinct: ClassVar[bool] = True
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        bits = words(rng_key, t, BITS)
-        return permute(bits, jnp.arange(batch_size, dtype=jnp.int32), size)
+        order = words(rng_key, t, words_needed(size))
+        return permute(order, jnp.arange(batch_size, dtype=jnp.uint32), size)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class WithReplacement:
     distinct: ClassVar[bool] = False
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        return random.randint(random.fold_in(rng_key, t), (batch_size,), 0, size, jnp.int32)
+        return random.randint(random.fold_in(rng_key, jnp.asarray(t, jnp.uint32)), (batch_size,), 0, size, jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,14 @@ class Partition:
         return getattr(self.scheme, "independent", False)
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        j = self.scheme(rng_key, t, -(-size // batch_size), 1)[0]
-        return jnp.minimum(j * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size - 1)
+        j = self.scheme(rng_key, t, -(-size // batch_size), 1)[0].astype(jnp.uint32)
+        rows = j * batch_size + jnp.arange(batch_size, dtype=jnp.uint32)
+        return jnp.minimum(rows, size - 1).astype(jnp.int32)
 
 
 def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:
     """
-    The rows of the next batch of every plate, and the state after it. Crossed plates draw independently.
+    The rows of the next batch of every plate, and the state after it. Each of several plates has a key of its own.
     """
     keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
     rows = {

@@ -1,5 +1,7 @@
 """A mode of the posterior from minibatches: where control variates are centred and where chains may start."""
 
+from collections.abc import Iterator, Mapping
+import math
 from typing import Any
 import warnings
 
@@ -8,53 +10,60 @@ from jax import lax, random
 import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 from numpyro.optim import optax_to_numpyro
-from numpyro.util import is_prng_key
 from tqdm.auto import trange
 
 from numpyro_sgmcmc.gradients.full_pass import full_gradient, over_all_rows
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
-from numpyro_sgmcmc.tuning.start import falling_adam
+from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model
 
-FIRST, LAST = 0.1, 1e-6  # Adam's step, in units of the unconstrained coordinates
-SEGMENTS = 50  # of the descent, for the progress bar
+FIRST, LAST = 0.1, 1e-6  # Adam's step, in the units of a coordinate: 1 at first
+ROUNDS = 8  # at most
+STRAIGHT = 0.25  # a coordinate that goes this part of a round's possible way gets
+GROWTH = 10.0  # times as large a unit in the next
+SEGMENTS = 50  # of a round, for the progress bar
 PRODUCTS = 8  # products with the Hessian in the check
 
 
 def find_mode(
     model: Any,
     rng_key: jax.Array,
-    *model_args: Any,
+    *args: Any,
     batch_size: Any = None,
     num_steps: int = 10_000,
     optimizer: Any = None,
     progress_bar: bool = True,
-    **model_kwargs: Any,
+    model_args: tuple | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **kwargs: Any,
 ) -> Sites:
     r"""
-    A minimum of U in unconstrained space by stochastic gradient descent, and a look at whether it was reached.
+    A minimum of U in unconstrained space by stochastic gradient descent.
 
-    The look: the length of the Newton step :math:`H^{-1}\nabla U` in posterior standard deviations, from a gradient
-    over all rows and a few products with the Hessian H.
+    The descent goes in rounds of ``num_steps`` steps, at most eight, until the Newton step :math:`H^{-1}\nabla U` is at
+    most one posterior standard deviation long (root mean square over coordinates). A gradient over all rows and a few
+    products with the Hessian H give its length. A coordinate that has gone far in one round, as happens where the data
+    are not standardised, takes ten times as large steps in the next.
 
     :param model: NumPyro model.
     :param rng_key: random key of the start and the minibatches.
-    :param model_args: arguments of the model.
+    :param args: arguments of the model.
     :param batch_size: as for the kernels.
-    :param int num_steps: minibatches.
-    :param optimizer: of :mod:`numpyro.optim` or optax; None: Adam with a step size that falls geometrically from 0.1
-        to 1e-6.
-    :param bool progress_bar: whether to show one.
-    :param model_kwargs: keyword arguments of the model.
+    :param int num_steps: minibatches of a round.
+    :param optimizer: of :mod:`numpyro.optim` or optax, for one round; None: Adam with a step size that falls
+        geometrically from 0.1 to 1e-6 in each round.
+    :param bool progress_bar: whether to show one for each round.
+    :param model_args: arguments of the model, in place of ``args``.
+    :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
+    :param kwargs: more keyword arguments of the model.
     :return: dict of unconstrained values, for :class:`~numpyro_sgmcmc.ControlVariate` and ``init_params``.
-    :raises TypeError: a model that is not callable, or a key that is none.
+    :raises TypeError: a model that is not callable, a key that is none, or an argument of the model given twice.
     :raises ValueError: a model that cannot be minibatched so; an energy that is not finite at the start.
-    :warns UserWarning: the end is more than one posterior standard deviation (root mean square over coordinates) from a
-        minimum, or at none.
+    :warns UserWarning: the last round ended further than that from a minimum, or at none.
 
     **Example**
 
@@ -74,48 +83,97 @@ def find_mode(
         True
     """
     checked_model(model)
-    if not is_prng_key(rng_key):
-        raise TypeError("the second argument is the random key: find_mode(model, jax.random.key(0), *model_args).")
+    if not _is_key(rng_key):
+        raise TypeError("the second argument is the random key: find_mode(model, jax.random.key(0), *args).")
     num_steps = checked_count("num_steps", num_steps)
     batch_size = checked_batch_size(batch_size)
+    args, kwargs = _model_arguments(args, model_args, kwargs, model_kwargs)
+    rounds = ROUNDS if optimizer is None else 1
     if optimizer is None:
         optimizer = falling_adam(FIRST, LAST, num_steps)
     elif not hasattr(optimizer, "get_params"):
         optimizer = optax_to_numpyro(optimizer)
-    key_start, key_rows, key_model = random.split(rng_key, 3)
+    key_start, key_check, key_rows, key_model = random.split(rng_key, 4)
 
-    # keys are arguments, so that a search under another key is the same program
-    def begin(potential: ModelPotential, key_start: jax.Array, key_rows: jax.Array, key_model: jax.Array):
-        rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.int32)), potential.plates)
-        z = potential.initial(key_start, rows, None)
-        # its counter is of weak type until the first update, which would make another program of the descent
-        state = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), optimizer.init(z))
-        return state, potential.by_site(z, rows, key_model)
+    # what differs between rounds and segments is an argument, so that each is the same program
+    def advance(potential: Potential, state: Any, steps: Any, units: Sites, key_rows: Any, key_model: Any) -> Any:
+        loss = lambda u, rows, key: potential.estimate(_times(u, units), rows, key)  # noqa: E731
+        return minimise(loss, optimizer, state, steps, Reshuffled(), potential.plates, key_rows, key_model)
 
-    def advance(potential: Potential, state: Any, first: int, last: int, key_rows: jax.Array, key_model: jax.Array):
-        def body(k, state):
-            rows, _ = next_rows(Reshuffled(), RowsState(key_rows, k), potential.plates)
-            loss = lambda z: potential.estimate(z, rows, random.fold_in(key_model, k))  # noqa: E731
-            value, gradient = jax.value_and_grad(loss)(optimizer.get_params(state))
-            moved = optimizer.update(gradient, state, value)  # pyright: ignore[reportCallIssue]
-            return trees.where(trees.all_finite((value, moved)), moved, state)
-
-        return lax.fori_loop(first, last, body, state)
-
-    on_potential = lambda fn: compiled(fn, model, model_args, model_kwargs, batch_size)  # noqa: E731
-    ModelPotential.of(model, model_args, model_kwargs, batch_size)  # refuses before anything is compiled
-    state, energies = on_potential(begin)(key_start, key_rows, key_model)
+    ModelPotential.of(model, args, kwargs, batch_size)  # refuses before anything is compiled
+    start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
+    z, energies = start(key_start)
     check_energies(energies)
-    descent = on_potential(advance)
-    with trange(num_steps, desc="mode", disable=not progress_bar) as bar:
-        for segment in range(SEGMENTS):
-            first, last = (num_steps * (segment + k) // SEGMENTS for k in (0, 1))
-            state = descent(state, first, last, key_rows, key_model)
-            bar.update(last - first)
-    z = optimizer.get_params(state)
-    squared, curvature = on_potential(_newton_step)(z, key_model)
-    _warn_unless_arrived(squared, curvature, trees.size(z))
+    units = jax.tree.map(jnp.ones_like, z)
+    for k in range(rounds):
+        begin, state = z, _initialised(optimizer, jax.tree.map(jnp.divide, z, units))
+        label = None if not progress_bar else f"mode, round {k + 1}" if k else "mode"
+        for steps in _segments(k * num_steps, num_steps, label):
+            state = jax.block_until_ready(descent(state, steps, units, key_rows, key_model))
+        z = _times(optimizer.get_params(state), units)
+        squared, curvature = check(z, key_check)
+        if _arrived(squared, curvature, trees.size(z)):
+            return z
+        units = _grown(units, begin, z, num_steps)
+    _warn(squared, curvature, trees.size(z))
     return z
+
+
+def _is_key(value: Any) -> bool:
+    """A single key, typed or raw."""
+    if not hasattr(value, "dtype"):
+        return False
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value.shape == ()
+    return value.dtype == jnp.uint32 and value.shape in ((2,), (4,))
+
+
+def _model_arguments(
+    args: tuple, model_args: tuple | None, kwargs: Mapping[str, Any], model_kwargs: Mapping[str, Any] | None
+) -> tuple[tuple, dict[str, Any]]:
+    """
+    :raises TypeError: an argument is given in both ways.
+    """
+    if args and model_args is not None:
+        raise TypeError("give the arguments of the model one by one or as model_args=(...), not both.")
+    twice = kwargs.keys() & (model_kwargs or {})
+    if twice:
+        raise TypeError(f"{', '.join(sorted(map(repr, twice)))} given both as a keyword and in model_kwargs.")
+    return tuple(model_args or args), {**kwargs, **(model_kwargs or {})}
+
+
+def _start(potential: ModelPotential, rng_key: jax.Array) -> tuple[Sites, dict[str, jax.Array]]:
+    """A start, and the energy of each site there."""
+    key_z, key_rows, key_model = random.split(rng_key, 3)
+    rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+    z = potential.initial(key_z, rows, None)
+    return z, potential.by_site(z, rows, key_model)
+
+
+def _initialised(optimizer: Any, z: Sites) -> Any:
+    # its counter is of weak type until the first update, which would make another program of the descent
+    return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), optimizer.init(z))
+
+
+def _segments(first: int, num_steps: int, label: str | None) -> Iterator[tuple[int, int]]:
+    """Parts of a round that starts with step ``first``, under a progress bar where there is a label."""
+    ends = [num_steps * k // SEGMENTS for k in range(SEGMENTS + 1)]
+    with trange(num_steps, desc=label, disable=label is None) as bar:
+        for begin, end in zip(ends, ends[1:]):
+            if begin < end:
+                yield first + begin, first + end
+                bar.update(end - begin)
+
+
+def _times(u: Sites, units: Sites) -> Sites:
+    return jax.tree.map(jnp.multiply, u, units)
+
+
+def _grown(units: Sites, begin: Sites, end: Sites, num_steps: int) -> Sites:
+    """Larger units for the coordinates that have come a good part of the way that a round's step sizes allow."""
+    reach = STRAIGHT * num_steps * FIRST / math.log(FIRST / LAST)
+    grow = lambda unit, a, b: jnp.where(jnp.abs(b - a) > reach * unit, GROWTH * unit, unit)  # noqa: E731
+    return jax.tree.map(grow, units, begin, end)
 
 
 def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -133,19 +191,25 @@ def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[ja
     return dot(step, gradient), dot(step, product(step))
 
 
-def _warn_unless_arrived(squared: jax.Array, curvature: jax.Array, d: int) -> None:
-    if bool(squared == 0):
-        return
-    if not bool(jnp.isfinite(squared) & (squared > 0) & (curvature > 0)):
-        warnings.warn(
+def _arrived(squared: jax.Array, curvature: jax.Array, d: int) -> bool:
+    """Whether the Newton step is at most one standard deviation in the root mean square over d coordinates."""
+    return bool((squared == 0) | (_curves_upwards(squared, curvature) & (squared <= d)))
+
+
+def _curves_upwards(squared: jax.Array, curvature: jax.Array) -> jax.Array:
+    return jnp.isfinite(squared) & (squared > 0) & (curvature > 0)
+
+
+def _warn(squared: jax.Array, curvature: jax.Array, d: int) -> None:
+    if not _curves_upwards(squared, curvature):
+        message = (
             "find_mode has ended where U does not curve upwards: at no minimum. Use more num_steps or another "
-            "optimizer; control variates are of little help where there is no single mode.",
-            stacklevel=3,
+            "optimizer; control variates are of little help where there is no single mode."
         )
-    elif bool(squared > d):
-        warnings.warn(
+    else:
+        message = (
             f"find_mode has not arrived: the mode is about {float(jnp.sqrt(squared / d)):.1f} posterior standard "
             "deviations away, root mean square over coordinates. Use more num_steps, larger batches, or another "
-            "optimizer.",
-            stacklevel=3,
+            "optimizer."
         )
+    warnings.warn(message, stacklevel=3)

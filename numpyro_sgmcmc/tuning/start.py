@@ -17,10 +17,10 @@ from typing import Any
 import jax
 from jax import lax, random
 import jax.numpy as jnp
-from numpyro.optim import Adam
 
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
-from numpyro_sgmcmc.types import Potential, RowsState, Sites
+from numpyro_sgmcmc.rows.schemes import WithoutReplacement
+from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
+from numpyro_sgmcmc.types import Potential, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
 STEPS = 1000  # of the descent
@@ -30,16 +30,13 @@ DESCENT_ROWS = 500  # at least so many rows a step: the fall must end near the m
 PROBES = 300  # minibatches looked at: the variance of the gradient to 8 %
 
 
-def falling_adam(first: float, last: float, steps: int) -> Any:
-    """Adam whose step size falls geometrically from ``first`` to ``last`` in so many steps."""
-    return Adam(lambda k: first * (last / first) ** (k / steps))
-
-
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:
     """
     ``STEPS`` minibatch steps of Adam on a mean-field normal law around ``z``, its step size falling geometrically from
     ``FIRST`` to ``LAST``.
 
+    :param key_rows: key of the minibatches.
+    :param key: another key, of the noise and the model.
     :return: the mean of the last finite law.
     """
     optimizer = falling_adam(FIRST, LAST, STEPS)
@@ -55,14 +52,8 @@ def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array)
         key_noise, key_model = random.split(key)
         return potential.estimate(draw(q, key_noise), rows, key_model) - trees.total(q[1])
 
-    def body(k, state):
-        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, k), plates)
-        gradient = jax.grad(loss)(optimizer.get_params(state), rows, random.fold_in(key, k))
-        moved = optimizer.update(gradient, state)
-        return trees.where(trees.all_finite(moved), moved, state)
-
     start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
-    state = lax.fori_loop(0, STEPS, body, optimizer.init(start))
+    state = minimise(loss, optimizer, optimizer.init(start), (0, STEPS), WithoutReplacement(), plates, key_rows, key)
     mean, _ = optimizer.get_params(state)
     return jax.tree.map(lambda new, old: new.astype(old.dtype), mean, z)
 
