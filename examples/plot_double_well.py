@@ -60,8 +60,7 @@ def model(noise_sd):
 # All chains start at ``theta`` = 0 with thermostats at 0. As a start is given, the kernel does not search for one. All
 # integrators and step sizes have the same keys, so the same standard normal noise. If a step of a chain is not finite,
 # the kernel refuses it and sets the field ``diverging``. Here such a chain counts as exploded: it has failed, and none
-# of its states is used. So the numbers of ``euler`` at a step size at which some chains explode, two of 64 at 0.2, are
-# those of the surviving chains.
+# of its states is used. At a step size at which only some chains explode, the numbers are those of the others.
 
 WORDS = {
     "euler": {"color": "#D55E00", "marker": "o", "ls": "--", "ms": 5},
