@@ -1,7 +1,7 @@
 """
-Sphinx: ``make docs``, into docs/_build/html.
+Configuration of Sphinx; ``make docs`` writes docs/_build/html.
 
-The gallery is executed, by default in its fast sizes (some minutes); ``make docs GALLERY=`` runs it in full.
+The gallery is executed with ``--fast`` by default, which takes some minutes; ``make docs GALLERY=`` runs it in full.
 """
 
 import os
@@ -31,7 +31,7 @@ autodoc_typehints = "none"
 
 
 def arguments(gallery_conf, script_vars):
-    """What a program of the gallery is run with."""
+    """The command line of a program of the gallery."""
     name = Path(script_vars["src_file"]).stem.removeprefix("plot_")
     return [*os.environ.get("GALLERY", "--fast").split(), "--out", str(HERE / "_build" / "out" / name)]
 

@@ -1,7 +1,8 @@
 """
-docs/results.md from what the programs of the gallery left in out/: ``make figures experiments results``.
+Write docs/results.md from the files in out/: ``make figures experiments results``.
 
-Every number of ours is read off a ``metrics.json``. Those of the papers stand here, and in the programs.
+Each of our numbers is read from a ``metrics.json`` that a program of the gallery wrote. The papers' numbers are given
+here and in the programs. ``make results ARGS="--only double_well"`` rewrites one section and keeps the others.
 """
 
 import argparse
@@ -10,6 +11,7 @@ from importlib.metadata import version
 import json
 import os
 from pathlib import Path
+import re
 
 HERE = Path(__file__).resolve().parent
 
@@ -41,13 +43,16 @@ def convergence_rates(m):
 
 
 def double_well(m):
-    words = ("euler", "ssi", "ADBOBDA")
+    chains = m["settings"]["chains"]
+
+    def cell(word, found):
+        if found["kl"] is None:
+            return f"{word}: all {chains} chains explode"
+        exploded = f" ({found['exploded']} of {chains} chains explode and are left out)" if found["exploded"] else ""
+        return f"{word} {found['kl']:.1e}, {found['thermostat']:.3f}{exploded}"
+
     for h in m["ssi"]:
-        found = {word: m[word][h] for word in words}
-        cells = [
-            f"{word} " + ("explodes" if cell["kl"] is None else f"{cell['kl']:.1e}, {cell['thermostat']:.3f}")
-            for word, cell in found.items()
-        ]
+        cells = [cell(word, m[word][h]) for word in ("euler", "ssi", "ADBOBDA")]
         yield f"KL and mean thermostat, h = {h}", "a curve", "; ".join(cells)
 
 
@@ -68,7 +73,7 @@ def logistic_regression(m):
         for row in found["all"].get("MSGNHT ssi", ()):
             ours = f"{with_error(row['accuracy'], row['se'])} %"
             if row["D"] == 10:
-                yield f"{name}: MSGNHT ssi, D = 10, h = {row['h']:g}", "not told", ours
+                yield f"{name}: MSGNHT ssi, D = 10, h = {row['h']:g}", "not reported", ours
         for sampler, row in found["chosen"].items():
             paper = f"{row['paper']} %" if row["paper"] else "none"
             setting = "" if row["D"] is None else f"D = {row['D']:g}, "
@@ -143,7 +148,7 @@ def networks(m):
             f"{score} {with_error(*kinds['averaged'][score], 4 if score == 'nll' else 2)}"
             for score in kinds["averaged"]
         ]
-        paper = "a curve" if name.startswith("depth") and "D =" not in name else "not told"
+        paper = "a curve" if name.startswith("depth") and "D =" not in name else "not reported"
         yield f"{m['data']}: {name}, averaged predictions", paper, ", ".join(cells)
 
 
@@ -182,18 +187,33 @@ def section(name, source, rows, folder):
 
 
 def main(args):
+    page = HERE / "results.md"
+    written = {name: section(name, *PROGRAMS[name], args.out) for name in args.only or PROGRAMS}
+    if args.only:
+        head, *old = re.split(r"\n(?=## )", page.read_text())
+        kept = dict(zip(map(heading, old), old))
+        sections = [head, *(kept | {heading(text): text for text in written.values()}).values()]
+    else:
+        sections = [introduction(), *written.values()]
+    page.write_text("\n".join(sections))
+
+
+def heading(section):
+    return section.partition("\n")[0]
+
+
+def introduction():
     machine = f"{os.cpu_count()} cores, jax {version('jax')}, numpyro {version('numpyro')}"
-    head = (
+    return (
         "# Results\n\n"
-        f"What `make figures experiments` found ({machine}); written by "
-        "[results.py](results.py). `±` is a standard error over seeds, folds or chains. What the numbers mean, and "
-        "what they do not show, is told in the programs.\n\n"
+        f"The results of `make figures experiments` ({machine}), written by [results.py](results.py). `±` is a "
+        "standard error over seeds, folds or chains. D is the friction or the intensity of the injected noise, as in "
+        "the papers; the README calls it γ. Each program explains what its numbers mean, and what they do not show.\n"
     )
-    sections = [section(name, *about, args.out) for name, about in PROGRAMS.items()]
-    (HERE / "results.md").write_text(head + "\n".join(sections))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.strip().split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("out"), help="what the programs were given for --out's folder")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the programs' output")
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, metavar="PROGRAM", help="rewrite these sections only")
     main(parser.parse_args())

@@ -56,7 +56,7 @@ SOURCES = {
     ),
 }
 
-# columns that tell the target
+# columns that reveal the target
 LEAKS = {"parkinsons": ("motor_UPDRS",)}
 
 
@@ -72,7 +72,7 @@ class Split(NamedTuple):
 
 
 def search_path(folder=None):
-    """The folders that are looked into, in order."""
+    """The folders that are searched, in order."""
     folders = [folder] if folder else []
     if "NUMPYRO_SGMCMC_DATA" in os.environ:
         folders.append(os.environ["NUMPYRO_SGMCMC_DATA"])
@@ -85,7 +85,7 @@ def available(name, folder=None):
 
 
 def find(name, folder=None):
-    """The path of ``name``.npz, or the end of the program with a word on where to get it and where to put it."""
+    """The path of ``name``.npz. If there is none, exit with a message on where to get the file and where to put it."""
     if folder and not Path(folder).is_dir():
         sys.exit(f"--data-dir {folder}: there is no such folder.")
     name = name.removesuffix(".npz")
@@ -116,7 +116,7 @@ def read(name, folder=None):
 
 def parts(name, folder=None):
     """
-    ``(X, y, X_test, y_test)``, the last two None without a canonical split; columns that tell the target left out.
+    ``(X, y, X_test, y_test)``, the last two None without a canonical split; columns that reveal the target left out.
     """
     arrays = read(name, folder)
     if {"X_train", "y_train", "X_test", "y_test"} <= arrays.keys():
@@ -138,14 +138,14 @@ def parts(name, folder=None):
 
 
 def is_class_one(name, y):
-    """Class 1 told from all others, as 0 and 1."""
+    """1 for class 1, 0 for all other classes."""
     if len(np.unique(y)) > 100 or not 0 < np.mean(y == 1) < 1:
         sys.exit(f"the y of {name}.npz are not class numbers with a class 1 among them.")
     return (y == 1).astype(np.float32)
 
 
 def standardiser(X):
-    """A function that takes the mean of each column of ``X`` away and divides by its sd; binary columns stay."""
+    """A function that subtracts the mean of each column of ``X`` and divides by its sd; it keeps binary columns."""
     mean, sd = X.mean(0, dtype=float), X.std(0, dtype=float)
     binary = ((X == 0) | (X == 1)).all(0)
     mean, sd = np.where(binary, 0, mean), np.where(binary | (sd == 0), 1, sd)

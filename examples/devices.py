@@ -1,4 +1,4 @@
-"""Chains spread over the cores of the machine."""
+"""Run chains on all cores of the machine."""
 
 import math
 import os
@@ -13,23 +13,23 @@ APART, WHOLE = PartitionSpec("chains"), PartitionSpec()
 
 
 def mesh(chains):
-    """The devices of JAX, or so many of them that each has equally many chains."""
+    """The devices of JAX, or as many of them as get equal numbers of chains."""
     number = len(jax.tree.leaves(chains)[0])
     return Mesh(np.array(jax.devices()[: math.gcd(number, jax.device_count())]), ("chains",))
 
 
 def place(chains):
-    """Chains put where :func:`spread` needs them, or it compiles a program of its own for those of its first call."""
+    """The chains on the devices of :func:`spread`, which otherwise compiles an extra program for its first call."""
     return jax.device_put(chains, NamedSharding(mesh(chains), APART))
 
 
 def spread(function, chains, shared, axis=0):
     """
-    ``function(*chains, *shared)``, each device with its chains.
+    Run ``function(*chains, *shared)`` on each device with its part of the chains.
 
-    :param chains: what each chain has its own of: arrays with a leading axis of chains, or trees of them.
-    :param shared: what they all have.
-    :param axis: the axis of the chains in what the function gives.
+    :param chains: the arguments that differ between chains: arrays with a leading axis of chains, or trees of them.
+    :param shared: the arguments that are the same for all chains.
+    :param axis: the axis of the chains in the result of the function.
     """
     specs = {"in_specs": (APART, WHOLE), "out_specs": PartitionSpec(*[None] * axis, "chains")}
     on_each = lambda chains, shared: function(*chains, *shared)  # noqa: E731

@@ -1,4 +1,4 @@
-"""What the programs of the gallery share: their arguments, and where pictures and numbers go."""
+"""Common parts of the programs of the gallery: their arguments, and saving pictures and numbers."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ def parser(description, **size):
 
 
 def parsed(arguments, **size):
-    """The arguments given, sizes filled in, and ``as_shown``: whether the settings are those the page speaks of."""
+    """The given arguments with the sizes filled in, and ``as_shown``: whether the settings are those of the page."""
     args = arguments.parse_args()
     usual = {option: arguments.get_default(option) for option in vars(args) if option not in FREE}
     usual |= {option: values[not args.fast] for option, values in size.items()}
@@ -50,19 +50,19 @@ def as_tuple(value):
 
 
 def shown(args):
-    """Whether claims that are made of the settings of the page are made of these; says so where they are not."""
+    """Whether the claims of the page apply to these settings; prints a note if they do not."""
     if not args.as_shown:
         print("Nothing is asserted of other settings than those of the page.")
     return args.as_shown
 
 
 def expect_refusals():
-    """Without the warning of a chain that stands still, where step sizes that are too large are tried on purpose."""
+    """Suppress the warning about chains that stand still, for programs that try too large step sizes on purpose."""
     warnings.filterwarnings("ignore", "a chain has refused")
 
 
 def ratio(a, b):
-    """Ratio of the means over chains, and its standard error; the same noise makes chains comparable one by one."""
+    """Ratio of the means over chains, and its standard error; chains with the same noise are compared in pairs."""
     r = a.mean() / b.mean()
     return float(r), float((a - r * b).std(ddof=1) / np.sqrt(len(a)) / abs(b.mean()))
 

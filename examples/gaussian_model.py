@@ -1,5 +1,5 @@
 """
-The Gaussian model of Chen, Ding & Carin (2015), section 5, and the exact law of a chain on it.
+The Gaussian model of Chen, Ding & Carin (2015), section 5, and the exact distribution of a chain on it.
 
 The data are x_i ~ N(theta, 1), the prior is theta ~ N(0, 1). The gradient of a minibatch is the full gradient plus an
 error that does not depend on theta, so that a step of any kernel is linear: with x = (theta - posterior mean, p)
@@ -44,7 +44,7 @@ class Posterior(NamedTuple):
 
 
 def simulate_data(seed):
-    """The data, and what is known of their posterior."""
+    """The data and their posterior."""
     x = TRUTH + np.random.default_rng(seed).standard_normal(ROWS)
     noise = ROWS**2 / BATCH * (1 - BATCH / ROWS) * x.var(ddof=1)
     return jnp.asarray(x), Posterior(x.sum() / (ROWS + 1), ROWS + 1.0, noise)
@@ -57,7 +57,7 @@ def dimension(kernel):
 
 def step_matrices(kernel, precision, h):
     """
-    M, S and G of one step of the kernel's integrator as it is shipped: its Jacobians, the noise handed in.
+    M, S and G of one step of the kernel's integrator: the Jacobians of the package's own step, with the noise as input.
 
     :param kernel: a kernel for the model above whose word does not begin with a kick.
     :return: arrays of shape (d, d), (d, draws of noise in a step) and (d, 1), with d the dimension of the state.

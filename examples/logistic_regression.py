@@ -4,14 +4,14 @@ Bayesian logistic regression from minibatches
 
 A million rows, four chains, half a minute on two CPU cores. The rows are simulated, so the coefficients behind them
 are known; and with so many rows the posterior is close to a normal law around its mode, so its true width is known as
-well, from one Newton search over all rows. The program compares the chains with both, and ends by asserting what it
-shows.
+well, from one Newton search over all rows. The program compares the chains with both, and asserts its claims at the
+end.
 
-The same program runs on data of your own::
+The same program runs on your own data::
 
     python examples/logistic_regression.py --data a9a --data-dir folder/with/a9a.npz
 
-where the archive holds ``X`` and ``y``, or ``X_train, y_train, X_test, y_test``. Class 1 is told from all others.
+where the archive holds ``X`` and ``y``, or ``X_train, y_train, X_test, y_test``. The labels are "class 1 or not".
 """
 
 import argparse
@@ -44,8 +44,8 @@ PRIOR_SD = 3.0
 # %%
 # The model
 # ---------
-# An ordinary NumPyro model. Its plate says what a row is; which rows a step sees is the kernel's business. The
-# coefficients are given by their components ``v`` along chosen axes: a rotation, which leaves their prior as it is.
+# An ordinary NumPyro model. Its plate defines the rows, and the kernel chooses the rows of each step. The
+# coefficients are given by their components ``v`` along chosen axes: a rotation, which does not change their prior.
 
 
 def model(X, y, axes):
@@ -96,10 +96,10 @@ def load(name, folder, seed):
 
 
 # %%
-# The yardstick
+# The reference
 # -------------
-# Newton's method gives the mode of the posterior and the curvature there. On a small part of the rows it is the scale
-# that the step size needs; on all rows it is the normal approximation that the chains are compared with at the end.
+# Newton's method finds the mode of the posterior and the curvature there. The curvature on a small part of the rows
+# sets the step size. The result on all rows is the normal approximation with which the chains are compared at the end.
 
 
 def sigmoid(x):
@@ -132,9 +132,9 @@ def sampler(X, y, batch_size, pilot=100_000):
     """
     SGHMC and the axes for the model, both from the curvature of a pilot sample of rows.
 
-    Along the principal axes of the curvature, with the curvature as the mass, the posterior is round and moves on a
-    scale of one unit of time in every direction. Within an epoch the errors of reshuffled minibatches cancel, and do
-    little harm as long as an epoch is no longer than that unit. So an epoch is made to last one unit, and a
+    Along the principal axes of the curvature, with the curvature as the mass, the posterior is round and the chain
+    moves on a time scale of one unit in every direction. The errors of reshuffled minibatches cancel within an epoch,
+    so they do little harm if an epoch is no longer than that unit. Therefore an epoch lasts one unit, and a
     transition is one epoch.
     """
     pilot = min(pilot, len(X))
@@ -154,8 +154,8 @@ def sampler(X, y, batch_size, pilot=100_000):
 
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 
 
 def summarise(mcmc, data, mode, sd):

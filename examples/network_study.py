@@ -1,4 +1,4 @@
-"""What the two programs on networks do with theirs: arguments, runs, report and picture."""
+"""Common parts of the two programs on networks: arguments, runs, report and picture."""
 
 from argparse import Namespace
 from collections import defaultdict
@@ -110,12 +110,12 @@ def study(networks, data, args):
 
 
 def works(run):
-    """Judged by its last draw. A network that is dead, or a chain that stands still, is finite and does not work."""
+    """Whether the last draw predicts well: dead networks and chains that stand still are finite but do not work."""
     return run["accuracy"][-1] >= WORKS and not run["refused"]
 
 
 def as_shown(study, args):
-    """Whether these are the data and the settings that the page speaks of, with ``--fast`` or without."""
+    """Whether these are the data and the settings of the page, with ``--fast`` or without."""
     return study.data.name == "mnist" and shown(args)
 
 

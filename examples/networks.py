@@ -232,7 +232,7 @@ def score(log_p, y):
 
 def averaged(draws, y):
     """Mean of the scores of the draws, scores of the predictions averaged over them."""
-    with np.errstate(invalid="ignore"):  # of a chain that has left the rails
+    with np.errstate(invalid="ignore"):  # of a chain that has diverged
         mean = np.logaddexp.reduce(draws) - np.log(len(draws))
     scores = [score(draw, y) for draw in draws]
     return {"single": {name: np.mean([s[name] for s in scores]) for name in SCORES}, "averaged": score(mean, y)}

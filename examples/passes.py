@@ -1,6 +1,6 @@
 """
-What the two comparisons of Dubey et al. (2016), sections 5.1 and 5.2, share: test scores against passes through the
-data, and the variances of gradient and posterior at a constant step size.
+Common parts of the two comparisons of Dubey et al. (2016), sections 5.1 and 5.2: test scores against passes through
+the data, and the variances of gradient and posterior at a constant step size.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class Sampler(NamedTuple):
 
 
 def decreasing(settings, steps):
-    """a (b + t)^-gamma, where a is such that the first step size is the first setting; b in units of the run."""
+    """a (b + t)^-exponent, where a makes the first step size equal to the first setting; b is in units of the run."""
     first, b, gamma = settings
     return lambda t: first * (1 + t / (b * steps)) ** -gamma
 
@@ -360,7 +360,7 @@ def measure(task, split, args, tick):
 
 
 def gains(noises, full, exact):
-    """Numbers of the samplers. What is left of SGLD's inflation is told without that of full gradients."""
+    """Statistics of the samplers. The inflation of full gradients is subtracted from that of SGLD."""
     plain = noises["SGLD"]
     found = {}
     for name, (inflation, variance) in noises.items():
@@ -520,7 +520,7 @@ def check(results, args, least=4.0):
             else:
                 print(f"{name}, {sampler}: the gain in the variance is {gain:.1f} ({error:.1f}), and not asserted.")
             clear = "inflation" in n and plain["inflation"] > 20 * plain["standard error of the inflation"]
-            if clear or ("inflation" in n and not args.fast):  # few chains tell only clear differences
+            if clear or ("inflation" in n and not args.fast):  # few chains show only clear differences
                 error = 4 * n["standard error of that"]
                 assert n["less than SGLD by"] > error, f"{name}, {sampler}: the posterior is no narrower than SGLD's"
             if clear:

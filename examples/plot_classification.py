@@ -8,8 +8,8 @@ of Dubey et al. (2016), section 5.2 and figure 2, and next to it what variance r
 """
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 # **At a constant step size** (bottom) SAGA-LD and SVRG-LD have a small part of SGLD's gradient variance, and a
 # posterior of nearly the right width where SGLD's is much too wide. This is asserted, but not of shuttle, where a few
 # rows of great length carry most of the variance of the gradient, which is known only roughly.

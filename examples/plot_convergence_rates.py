@@ -5,12 +5,12 @@ How fast averages converge: order of the integrator against minibatch noise
 The bias and the mean squared error of an average over L steps of a chain fall as powers of L, and the best power
 depends on the order of the integrator. Chen, Ding & Carin (2015) show this on a Gaussian model, where both errors can
 be computed exactly for any L. The program does so, with full gradients and with minibatches, adds points from chains
-that were run, and ends by asserting what it shows.
+that were run, and asserts its claims at the end.
 """
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 # There are 1000 observations x_i ~ N(theta, 1) and a prior theta ~ N(0, 1). The test function is phi = theta^2. Chains
 # start uniformly on (-2, 2), the default of the package. Fixed steps are h = C L^-alpha, chosen for the number of steps
 # L to come; decreasing steps are h_l = C l^-alpha, and the draws are weighted by their step sizes. SGHMC with the
@@ -371,7 +371,7 @@ def draw(laws, points):
 # ----------
 # Slopes are fitted over the last decade, L = 10^7 to 10^8 for fixed steps, 10^5 to 10^6 for decreasing ones. The MSE
 # with decreasing steps is fitted for chains that start in the posterior, all others for chains that do not. With
-# minibatches the slopes still approach their limits, so that they are given more room.
+# minibatches the slopes have not yet reached their limits, so the tolerance is larger.
 
 
 def slope(L, values):

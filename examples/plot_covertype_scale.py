@@ -8,7 +8,7 @@ subsampling (HMCECS) are given the same time on the same machine, compilation an
 posterior means and standard deviations are compared with a long run of HMC as time goes on.
 
 The rows are simulated. Those of covertype itself, 581 012, are taken where scikit-learn has them in its cache or with
-``--download``, and any other set by ``--data``. Class 1 is told from all others.
+``--download``, and any other set by ``--data``. The labels are "class 1 or not".
 """
 
 from functools import partial
@@ -240,10 +240,10 @@ SAMPLERS = {
 FAST = ("SGHMC",)  # what --fast runs
 
 # %%
-# What comes out
-# --------------
-# At each time a sampler is judged by its draws so far, without the first quarter of them. Draws of the warm-up count
-# like others, or there would be times without any.
+# The results
+# -----------
+# At each time a sampler is assessed by its draws so far, without the first quarter of them. Draws of the warm-up count
+# as well, because otherwise there would be times without any.
 #
 # The errors are those of the components along the axes of the curvature at the mode, which are nearly independent of
 # each other. Those of the coefficients are not: the intercept and the two sets of indicators, each of which adds up to

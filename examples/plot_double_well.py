@@ -3,7 +3,7 @@ Thermostats on a double well
 ============================
 
 Gradient noise of unknown size, step sizes from 0.001 to 0.3, and three ways to discretise the same thermostat: how far
-is the law that the chains sample from the one they should? This is the experiment of Li et al. (2016), figures 1 and 2.
+is the distribution of the draws from the true one? This is the experiment of Li et al. (2016), figures 1 and 2.
 
 The potential is :math:`U(\theta) = (\theta + 4)(\theta + 1)(\theta - 1)(\theta - 3) / 14 + 1/2`. Each gradient carries
 noise, :math:`h \tilde g = h U'(\theta) + N(0, 2 B h)` with B = 1, and no other noise is injected. A Nosé-Hoover
@@ -30,7 +30,7 @@ THIN = 10  # steps from one kept state to the next
 EDGES = np.linspace(-6, 6, 121)  # of the histograms
 SIZE = {"steps": (20_000, 1_000_000), "chains": (64, 64)}  # with --fast, without
 
-expect_refusals()  # an exploded chain is counted below, a warning for each would say it twice
+expect_refusals()  # exploded chains are counted below
 
 
 # %%
@@ -58,8 +58,9 @@ def model(noise_sd):
 # friction between them.
 #
 # All chains start at ``theta`` = 0 with thermostats at 0. As a start is given, the kernel does not search for one. All
-# integrators and step sizes have the same keys, so the same standard normal noise. A chain that explodes stays at its
-# last finite state and says so in the field ``diverging``; it has failed, and its states are no draws.
+# integrators and step sizes have the same keys, so the same standard normal noise. If a step of a chain is not finite,
+# the kernel refuses it and sets the field ``diverging``. Here such a chain counts as exploded: it has failed, and none
+# of its states is used. At a step size at which only some chains explode, the numbers are those of the others.
 
 WORDS = {
     "euler": {"color": "#D55E00", "marker": "o", "ls": "--", "ms": 5},
@@ -95,7 +96,7 @@ def sample(word, h, args):
 
 
 def summarise(theta, thermostat, exploded):
-    """What is kept of a run. All arguments have an axis of chains, the first two one of draws behind it."""
+    """The summary of a run. All arguments have an axis of chains; the first two have an axis of draws after it."""
     finite = np.flatnonzero(~exploded)
     if not len(finite):
         return Result(len(exploded), None, None, None, theta[0, :0], thermostat[0, :0])
@@ -188,8 +189,8 @@ def single_chain(above, below, results, h):
 
 
 # %%
-# What is claimed
-# ---------------
+# The claims
+# ----------
 # From h = 0.05 on the law of ``ssi`` is nearer to the true one than that of ``euler``, and from 0.1 on so is its mean
 # thermostat. From 0.25 on chains of ``euler`` explode, and none of ``ssi`` or ``ADBOBDA`` does up to 0.3. From 0.2 on
 # ``ssi`` is more exact than ``ADBOBDA``: where all the noise comes with the gradient, one kick is better than two.

@@ -12,8 +12,8 @@ pass over the data that is not counted here.
 """
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 # **From the mode** (top) the variances of SAGA and SVRG start at zero and settle within the first passes, at a small
 # part of that of plain minibatches. What is left comes from the gradients being old. Over a pass the chain forgets
 # where it was, so that what is remembered of a row comes from another place of the posterior, and what is left is the

@@ -109,13 +109,13 @@ def split(X, mixing, fold, seed):
 # %%
 # Samplers
 # --------
-# As in the paper, SGLD has decreasing steps :math:`a (b + t)^{-\gamma}`, and the samplers with variance reduction two
-# phases of constant steps. A fourth sampler has the phases without the variance reduction, to tell the two apart. SAGA
-# fills its table on the way. Minibatches are independent of each other.
+# As in the paper, SGLD has decreasing steps :math:`a (b + t)^{-c}`, and the samplers with variance reduction two
+# phases of constant steps. A fourth sampler has the phases without the variance reduction, to separate the two effects.
+# SAGA fills its table during the run. Minibatches are independent of each other.
 
 
 def decreasing(h, b, gamma, epoch):
-    """From h on as (b + t)^-gamma, b in epochs."""
+    """h (1 + t / b)^-gamma with b in epochs: the exponent gamma is that of the paper."""
     return lambda t: h * (1 + t / (b * epoch)) ** -gamma
 
 

@@ -77,8 +77,8 @@ def load(name, args):
 # over the data. Of these, 300 are left out, and of the rest every 50th is a draw. The step size is an argument of what
 # is compiled, so all step sizes and seeds of a sampler at one D run as one batch of chains.
 #
-# A step that leaves the finite numbers is refused by the library, and the draw flagged as ``diverging``. Here a chain
-# with any such draw counts as failed, though its last finite state may still predict something.
+# The package refuses a step to a state that is not finite, and marks the draw as ``diverging``. Here a chain with any
+# such draw counts as failed, although its last finite state may still predict something.
 
 
 class Setting(NamedTuple):
@@ -157,8 +157,8 @@ def run(setting, X, y, X_new, y_new, args):
 
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 
 
 def mean_and_error(values):
@@ -294,10 +294,10 @@ def draw_panel(axes, results, D):
 # sampler is needed, by less than 0.28 points, the standard error of an accuracy on 16 281 test rows. The largest
 # difference between the samplers of the paper is 1.6 times this number.
 #
-# Samplers that are tested on the same rows can be told apart more sharply. MSGNHT is then ahead of what was chosen for
+# Samplers that are tested on the same rows can be compared more precisely. MSGNHT is then ahead of what was chosen for
 # SGHMC with splitting by 0.12 points, with an error of 0.05, and of the others by 0.06, with the same error. But that
 # is an order of settings, which 4070 validation rows have chosen by accuracies with an error of 0.56 points; SGHMC and
-# SGLD have others with 84.97 and 84.96 %. The paper's differences may be of this kind: it does not tell its settings.
+# SGLD have others with 84.97 and 84.96 %. The paper's differences may be of this kind: it does not report its settings.
 # (What was chosen for SGHMC with Euler steps has h D = 1. No momentum is then left from one step to the next, and the
 # chain is that of SGLD at h^2, which was chosen, too: two lines of the table are one.)
 #

@@ -5,12 +5,12 @@ What minibatches cost, and what gives it back
 Minibatches add noise to the gradient, and the noise widens the posterior that a chain samples. With independent
 minibatches this error is of order 1 in the step size whatever the integrator, and usually far larger than the error of
 the integrator. The program computes it exactly on a Gaussian model, measures on a logistic regression what random
-reshuffling, SAGA, SVRG and control variates give back, and ends by asserting what it shows.
+reshuffling, SAGA, SVRG and control variates give back, and asserts its claims at the end.
 """
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 # h is the step size, D the friction of SGHMC, lambda = omega^2 the largest curvature of the potential, m = N / n the
 # number of minibatches in an epoch, and s^2 the variance of the gradient estimate. The *inflation* is the relative
 # error of the posterior variance; in several dimensions it is the mean of (z - mean)' C^-1 (z - mean) / d, less one,

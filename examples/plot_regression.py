@@ -8,8 +8,8 @@ Dubey et al. (2016), section 5.1 and figure 1, and next to it what variance redu
 """
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 # **At a constant step size** (bottom) variance reduction does what it is made for. SAGA-LD and SVRG-LD have a small
 # part of SGLD's gradient variance, and where plain minibatches make the posterior much too wide, these leave it nearly
 # as it is. This is asserted where it is known well enough, not of kegg_undirected: a few rows of great length rule the
@@ -31,10 +31,10 @@ Dubey et al. (2016), section 5.1 and figure 1, and next to it what variance redu
 #
 # The protocol
 # ------------
-# It is the paper's where the paper tells: linear regression, a standard normal prior, splits into 70 % training, 10 %
+# It is the paper's as far as it is given: linear regression, a standard normal prior, splits into 70 % training, 10 %
 # validation and 20 % test rows, the same start and the same minibatches for all samplers, which see the same noise as
 # well. Ours are the noise of y, 1, columns and y that are standardised, five random splits, and the start, a draw from
-# the prior. SGLD's steps are :math:`a (b + t)^{-\gamma}`; SAGA-LD and SVRG-LD have two constant phases. Each sampler
+# the prior. SGLD's steps are :math:`a (b + t)^{-c}`; SAGA-LD and SVRG-LD have two constant phases. Each sampler
 # has 54 candidates, the same nine first step sizes with six ways to go on from each, of which the one that ends with
 # the smallest error on the validation part of the split is taken. The error is that of single draws, averaged over the
 # last tenth of the run. Test rows are looked at once, at the end. The standard errors allow for overlapping splits.

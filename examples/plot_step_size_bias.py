@@ -5,12 +5,12 @@ The bias of SGHMC against its step size
 A chain with a finite step size has a stationary law that differs from the posterior. On the Gaussian model of Chen,
 Ding & Carin (2015) both laws are known exactly, so the bias of an integrator can be computed instead of estimated. The
 program draws it for four integrators, three frictions and two kinds of gradient, as in figure 1 of the paper, adds
-points from chains that were run, and ends by asserting what it shows.
+points from chains, and asserts its claims at the end.
 """
 
 # %%
-# What comes out
-# --------------
+# The results
+# -----------
 # There are 1000 observations x_i ~ N(theta, 1) and a prior theta ~ N(0, 1). The test function is theta^2. The
 # integrators are
 #
@@ -28,7 +28,7 @@ points from chains that were run, and ends by asserting what it shows.
 #
 # **With independent minibatches of 10 rows** the bias is another one: the error of the gradients adds a variance that
 # is proportional to h / D. It is larger than the error of the integrators by orders of magnitude, and it makes all of
-# them order 1. Well below their limits of stability ``"euler"``, ``"ssi"`` and ``"ABOBA"`` can hardly be told apart.
+# them order 1. Well below their limits of stability ``"euler"``, ``"ssi"`` and ``"ABOBA"`` are almost equal.
 #
 # **Every integrator becomes unstable** at some step size, the splitting ones included. The limits, dotted in the
 # picture, are D / lambda for explicit Euler, (sqrt(D^2 + 4 lambda) - D) / lambda for ``"euler"``, the h with

@@ -1,4 +1,4 @@
-"""Draws of NumPyro's own samplers, which others are compared with, as one program: MCMC compiles one for every run."""
+"""Draws of NumPyro's own samplers, for comparison, in one compiled program; MCMC would compile one for every run."""
 
 from functools import partial
 
@@ -9,11 +9,11 @@ from jax import lax
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def hmc_draws(kernel, num_warmup, num_samples, key, start, *data):
     """
-    Draws of a chain of HMC or NUTS and what is told of them, each of shape (num_samples, ...).
+    Draws of a chain of HMC or NUTS and their statistics, each of shape (num_samples, ...).
 
-    Chains are a ``jax.vmap`` of it; one chain is not, for a vmap of NUTS takes longer to trace than to compile.
+    For several chains use a ``jax.vmap`` of it, but not for one: a vmap of NUTS takes longer to trace than to compile.
 
-    :param start: unconstrained; where None the kernel chooses.
+    :param start: unconstrained; None lets the kernel choose.
     :param data: arguments of the model.
     :return: site -> constrained draws, and field of the state -> its values (accept_prob, num_steps, diverging).
     """
