@@ -217,7 +217,7 @@ class SAGA(GradientEstimator):
         return gradient_state._replace(total=total)
 
     def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
-        """Slopes stand for other gradients where values that changed are in the predictor, remembered gradients do not."""
+        """Where values that changed enter the predictor, slopes stand for other gradients than before."""
         del rng_key
         if self.per != "linear":
             return gradient_state
