@@ -96,13 +96,13 @@ def test_as_many_rows_in_the_data_as_classes():
 
 
 def test_a_model_with_a_product_of_latents_has_none():
-    def product(x, y):
+    def scaled(x, y):
         weights, size = weights_site(), numpyro.sample("size", dist.Normal(0, 1))
         with numpyro.plate("N", len(x)) as rows:
             numpyro.sample("obs", dist.Normal(x[rows] @ (size * weights), 1), obs=y[rows])
 
     with pytest.raises(ValueError, match="linear predictor alone"):
-        started(make(SAGA("linear"), product))
+        started(make(SAGA("linear"), scaled))
 
 
 BENDS = {
@@ -132,16 +132,11 @@ def test_what_bends_the_latents_is_not_affine(bend):
 # -- given by name, or by a function --------------------------------------------------------------------------------
 
 
-FUNCTIONS = {
-    logistic: lambda latents, rows: ARGS[0][rows] @ latents["weights"],
-    categorical: lambda latents, rows: ARGS[0][rows] @ latents["weights"] + latents["bias"],
-}
+WITH_ZEROS = models.X * (np.arange(models.N) != 3)[:, None]  # a row whose predictor does not depend on the weights
 
 
-@pytest.fixture
-def on_device(monkeypatch):
-    """Data that a function of traced rows may index, in the precision of these tests."""
-    monkeypatch.setitem(globals(), "ARGS", tuple(map(jnp.asarray, ARGS)))
+def product(latents, rows):
+    return jnp.asarray(WITH_ZEROS)[rows] @ latents["weights"]
 
 
 @pytest.mark.parametrize("model", [logistic, categorical, groups])
@@ -149,18 +144,14 @@ def test_a_site_gives_the_chain_of_the_table_of_rows(model):
     agree([aged(gradient, model) for gradient in (SAGA("row"), SAGA("linear", predictor="eta"))])
 
 
-@pytest.mark.parametrize("model", FUNCTIONS)
-def test_a_function_gives_the_chain_of_the_table_of_rows(model, on_device):
-    """With a row of zeros, whose predictor does not depend on the weights."""
-    args = ARGS[0].at[3].set(0), ARGS[1]
-    predictor = lambda latents, rows: FUNCTIONS[model](latents, rows) * (rows != 3).reshape(-1, *tail(model))  # noqa: E731
-    predictor = FUNCTIONS[model] if model is categorical else predictor
-    args = ARGS if model is categorical else args
+@pytest.mark.parametrize(
+    "model, predictor",
+    [(logistic, product), (categorical, lambda latents, rows: product(latents, rows) + latents["bias"])],
+    ids=["a number a row", "several"],
+)
+def test_a_function_gives_the_chain_of_the_table_of_rows(model, predictor):
+    args = WITH_ZEROS, models.COUNTS
     agree([aged(gradient, model, args) for gradient in (SAGA("row"), SAGA("linear", predictor=predictor))])
-
-
-def tail(model):
-    return () if model is logistic else (1,)
 
 
 def test_stored_control_variates_take_a_predictor():
@@ -219,9 +210,8 @@ def another(latents, rows):
 )
 def test_what_is_no_linear_predictor_is_refused(model, predictor, message, precision):
     with jax.enable_x64(precision == "double"):
-        for gradient in (SAGA("linear", predictor=predictor),):
-            with pytest.raises(ValueError, match=f"SAGA\\(per='linear'\\): .*{message}"):
-                started(make(gradient, model))
+        with pytest.raises(ValueError, match=f"SAGA\\(per='linear'\\): .*{message}"):
+            started(make(SAGA("linear", predictor=predictor), model))
 
 
 @pytest.mark.parametrize("scale, offset", [(1.0, 0.0), (1e4, 0.0), (1.0, 1e4), (1e-4, 0.0)])
