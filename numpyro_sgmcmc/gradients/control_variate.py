@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
-from numpyro_sgmcmc.gradients.saga import SAGA, SAGAState, check_options
-from numpyro_sgmcmc.gradients.tables import TABLES
+from numpyro_sgmcmc.gradients.saga import SAGA, SAGAState
+from numpyro_sgmcmc.gradients.tables import TABLES, check_options
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
 from numpyro_sgmcmc.utils.validation import check_like_z, check_minibatched, checked_choice
 

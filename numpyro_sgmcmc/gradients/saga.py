@@ -18,12 +18,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.tables import TABLES, Partition, Table
+from numpyro_sgmcmc.gradients.tables import TABLES, Partition, Table, check_options
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
-from numpyro_sgmcmc.utils.in_place import add_at, read_at
+from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.in_place import add_at, first_occurrences, read_at
 from numpyro_sgmcmc.utils.lockstep import when_any
 from numpyro_sgmcmc.utils.memory import announce
-from numpyro_sgmcmc.utils.validation import check_minibatched, checked_choice, checked_count, checked_share
+from numpyro_sgmcmc.utils.validation import check_minibatched, checked_choice
 
 
 class SAGAState(NamedTuple):
@@ -87,8 +88,8 @@ class SAGA(GradientEstimator):
         start (reweighting the units seen so far by N / seen would not be).
     :param predictor: for ``per="linear"``. The name of a deterministic site in the plate,
         ``eta = numpyro.deterministic("eta", X[rows] @ w)``, with whose value the model goes on. Or a function
-        ``predictor(latents, rows)`` of the constrained values by site and the row numbers, which costs a few gradients
-        of the batch a step instead of one. It is checked at a few rows that the predictor is affine in the
+        ``predictor(latents, rows)`` of the constrained values by site and the row numbers, by which it indexes JAX
+        arrays; a step then costs a few gradients of the batch instead of one. It is checked at a few rows that the predictor is affine in the
         unconstrained latents, and that the rows depend on them through it alone.
     :param chunk_size: rows that a pass over the data sees at once. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that the table, for all chains, may take. With a progress bar
@@ -212,9 +213,14 @@ class SAGA(GradientEstimator):
         steps = -(-self._form.units(plate) // length)
         epoch = i // steps
         due = (i % steps == 0) & (epoch > 0) & ((epoch & (epoch - 1) == 0) | (epoch % 16 == 0))
-        sum_up = lambda at: self._form.total(potential, *at, length)  # noqa: E731
-        total = when_any(due, sum_up, (z, gradient_state.table), gradient_state.total)
-        return gradient_state._replace(total=total)
+
+        def sum_up(at):
+            z, table, old = at
+            new = self._form.total(potential, z, table, length)
+            return trees.where(trees.all_finite(new), new, old)  # steps with rows that are not finite are refused
+
+        operand = (z, gradient_state.table, gradient_state.total)
+        return gradient_state._replace(total=when_any(due, sum_up, operand, gradient_state.total))
 
     def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
         """Where values that changed enter the predictor, slopes stand for other gradients than before."""
@@ -253,7 +259,7 @@ class SAGA(GradientEstimator):
             written, difference = change, to_gradient(change)
             total = difference
         else:
-            first = _first(units)
+            first = first_occurrences(units)
             once = lambda c: c * first.reshape(-1, *[1] * (c.ndim - 1)).astype(c.dtype)  # noqa: E731
             written, unseen = jax.tree.map(once, (change, unseen))
             both = jax.vmap(to_gradient)(jax.tree.map(lambda *x: jnp.stack(x), change, written))
@@ -270,26 +276,3 @@ class SAGA(GradientEstimator):
             seen=add_at(gradient_state.seen, update.units, masked.seen),
             count=jax.tree.map(jnp.add, gradient_state.count, masked.count),
         )
-
-
-def check_options(name: str, argument: str, form: str | None, predictor: Any, chunk_size: Any, memory: Any) -> None:
-    """
-    What the estimators with tables have in common.
-
-    :raises ValueError: an option that does not fit.
-    """
-    checked_share(f"{name}(memory)", memory)
-    if chunk_size is not None:
-        checked_count(f"{name}(chunk_size)", chunk_size)
-    if predictor is not None and form != "linear":
-        raise ValueError(f"{name}(predictor) is for {argument}='linear', not for {argument}={form!r}.")
-    if not (predictor is None or isinstance(predictor, str) or callable(predictor)):
-        raise TypeError(f"{name}(predictor)={predictor!r} must be the name of a site, or a function.")
-
-
-def _first(units: jax.Array) -> jax.Array:
-    """1 for the first occurrence of each number, 0 for its repetitions."""
-    order = jnp.argsort(units, stable=True)
-    ordered = units[order]
-    new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    return jnp.zeros(units.shape, jnp.uint8).at[order].set(new.astype(jnp.uint8))

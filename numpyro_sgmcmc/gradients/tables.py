@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
 from numpyro_sgmcmc.gradients.predictor import RowPredictor, check_predictor, row_predictor
 from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, Sites
+from numpyro_sgmcmc.utils.validation import checked_count, checked_share
 
 
 class Units(NamedTuple):
@@ -185,3 +186,18 @@ def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
     Rows jB to (j + 1) B - 1. Where B does not divide N the last row stands in for those that the last batch lacks.
     """
     return jnp.minimum(j * batch_size + jnp.arange(batch_size, dtype=jnp.int32), size - 1)
+
+
+def check_options(name: str, argument: str, form: str | None, predictor: Any, chunk_size: Any, memory: Any) -> None:
+    """
+    What the estimators with tables have in common.
+
+    :raises ValueError: an option that does not fit.
+    """
+    checked_share(f"{name}(memory)", memory)
+    if chunk_size is not None:
+        checked_count(f"{name}(chunk_size)", chunk_size)
+    if predictor is not None and form != "linear":
+        raise ValueError(f"{name}(predictor) is for {argument}='linear', not for {argument}={form!r}.")
+    if not (predictor is None or isinstance(predictor, str) or callable(predictor)):
+        raise TypeError(f"{name}(predictor)={predictor!r} must be the name of a site, or a function.")
