@@ -89,8 +89,8 @@ class SAGA(GradientEstimator):
     :param predictor: for ``per="linear"``. The name of a deterministic site in the plate,
         ``eta = numpyro.deterministic("eta", X[rows] @ w)``, with whose value the model goes on. Or a function
         ``predictor(latents, rows)`` of the constrained values by site and the row numbers, by which it indexes JAX
-        arrays; a step then costs a few gradients of the batch instead of one. It is checked at a few rows that the predictor is affine in the
-        unconstrained latents, and that the rows depend on them through it alone.
+        arrays; a step then costs a few gradients of the batch instead of one. It is checked at a few rows that the
+        predictor is affine in the unconstrained latents, and that the rows depend on them through it alone.
     :param chunk_size: rows that a pass over the data sees at once. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that the table, for all chains, may take. With a progress bar
         the host keeps a second copy, and makes one at each transition.
