@@ -121,42 +121,82 @@ class RowScheme(Protocol):
 
 class GradientEstimator(Protocol):
     """
-    Rows -> unbiased gradient of U. ``evaluate`` looks, ``commit`` remembers: a step that is refused
-    commits nothing. An estimator never draws; rows and key are handed in.
+    Rows -> unbiased gradient of U, for one chain; the kernel maps it over chains.
+
+    The estimator itself is a frozen dataclass of options. What it remembers of a chain is its state: any pytree of
+    arrays, whose structure, shapes and dtypes are those that ``start`` returns, at every step. An estimator draws no
+    rows; rows and keys are handed in. All methods but ``with_rows`` and ``check`` are traced: a step cannot branch on
+    values in Python, and what a method closes over becomes a constant of the compiled program.
+
+    The order of the calls: ``with_rows`` when a kernel is made, ``check`` and ``start`` in ``init``; then in each step
+    ``begin_step`` once, ``evaluate`` once for every gradient of the integrator, and ``commit`` once.
 
     To be inherited from: what most estimators have no use for has its default here.
     """
 
     def with_rows(self, rows: RowScheme) -> tuple["GradientEstimator", RowScheme]:
-        """The pair that works together; asked for once, at construction of a kernel."""
+        """
+        The estimator and the row scheme that the kernel is to use. An estimator may look at the properties of the
+        scheme (``distinct``, ``independent``) and may put another scheme in its place.
+        """
         return self, rows
 
     def check(self, potential: Potential, chains: int) -> None:
-        """Raise before anything is compiled what this estimator cannot do with this potential."""
+        """
+        Called before anything is compiled.
+
+        :param chains: how many states will be held.
+        :raises ValueError: this estimator cannot be used with this potential.
+        """
         del potential, chains
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Any:
-        """What is remembered, for a chain that starts at ``z``."""
+        """The state of a chain that starts at ``z``. A pass over the data is allowed."""
         ...
 
     def begin_step(self, potential: Potential, z: Sites, gradient_state: Any, i: jax.Array, rng_key: jax.Array) -> Any:
-        """The state before step ``i``, which starts at ``z``."""
+        """
+        The state before a step from ``z``. It is kept even if the step is refused.
+
+        :param i: number of the step, counted from 0. An integer of 32 bits, which may be unsigned and start at 0 again
+            after 2**32 steps. In chains that are run together it is the same for all.
+        """
         del potential, z, i, rng_key
         return gradient_state
 
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array
     ) -> Evaluation:
-        """The gradient at ``z`` from these rows."""
+        """
+        An estimate of U and of its gradient at ``z``. Unbiased over the rows, whatever the state holds, if these are
+        drawn independently of it.
+
+        :param rows: as many for each minibatched plate as the kernel's ``batch_size``; the same for all evaluations of
+            a step. A row may come twice if the scheme is not ``distinct``.
+        :param gradient_state: what ``begin_step`` returned; it is not changed between the evaluations of a step.
+        :param rng_key: for ``numpyro.prng_key()`` in the model; the same for all evaluations of a step.
+        :return: with the ``update`` that ``commit`` is to be given, any pytree of arrays.
+        """
         ...
 
     def commit(self, gradient_state: Any, update: Any, accepted: jax.Array) -> Any:
-        """The state after a step whose last evaluation made this update."""
+        """
+        The state after a step.
+
+        :param gradient_state: what ``begin_step`` returned.
+        :param update: that of the last evaluation of the step.
+        :param accepted: whether the step was taken, a boolean of shape ``()``. If not, the update may hold numbers that
+            are not finite, and the state must stay as it is.
+        """
         del update, accepted
         return gradient_state
 
     def refresh(self, potential: Potential, gradient_state: Any, rng_key: jax.Array) -> Any:
-        """The state once values that the potential is conditioned on have changed, as under Gibbs."""
+        """
+        The state under other conditioning values, as a block of :class:`numpyro.infer.Gibbs` gets them; the potential
+        has the new ones already. Nothing in the state may depend on the old ones in a way that makes ``evaluate``
+        biased. A pass over the data is allowed.
+        """
         del potential, rng_key
         return gradient_state
 

@@ -22,6 +22,8 @@ from numpyro_sgmcmc import (
     WithoutReplacement,
     WithReplacement,
 )
+from numpyro_sgmcmc.gradients.full_pass import BUDGET, CHUNK, chunk_length, full_gradient
+from numpyro_sgmcmc.gradients.tables import TABLES
 from numpyro_sgmcmc.utils.noise import normal
 
 B, D = 256, 128
@@ -98,7 +100,8 @@ SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), With
 
 @pytest.mark.parametrize("gradient", ESTIMATORS[:1] + ESTIMATORS[3:], ids=str)
 def test_a_step_does_the_same_work_whatever_the_size_of_the_data(gradient):
-    small, large = (step(SGLD, N, gradient=gradient)[0] for N in (10_000, 1_000_000))
+    # in whole batches: the compiler counts what SAGA does with the rest when it takes its sum anew
+    small, large = (step(SGLD, N, gradient=gradient)[0] for N in (40 * B, 4000 * B))
     assert large == pytest.approx(small, rel=0.01)
 
 
@@ -115,3 +118,80 @@ def test_the_state_holds_nothing_as_long_as_the_data(rows):
 def test_a_table_is_as_large_as_announced(per, size):
     state = start(SGLD(model, step_size=H, batch_size=B, gradient=SAGA(per)), 9973)
     assert sum(leaf.size for leaf in jax.tree.leaves(state.gradient_state.table)) == size
+
+
+# -- chunks of a full pass -------------------------------------------------------------------------------------------
+
+
+def convnet(images, labels):
+    """Two layers of convolutions on images of 28 x 28, and a linear one."""
+    first = numpyro.sample("first", dist.Normal(0, 1).expand([3, 3, 1, 16]).to_event(4))
+    second = numpyro.sample("second", dist.Normal(0, 1).expand([3, 3, 16, 16]).to_event(4))
+    last = numpyro.sample("last", dist.Normal(0, 1).expand([7 * 7 * 16, 10]).to_event(2))
+    with numpyro.plate("N", len(images)) as rows:
+        x = images[rows]
+        for kernel in (first, second):
+            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.nn.relu(x).reshape(len(rows), x.shape[1] // 2, 2, x.shape[2] // 2, 2, 16).mean((2, 4))
+        numpyro.sample("y", dist.Categorical(logits=x.reshape(len(rows), -1) @ last), obs=labels[rows])
+
+
+IMAGES = jax.ShapeDtypeStruct((50_000, 28, 28, 1), jnp.float32), jax.ShapeDtypeStruct((50_000,), jnp.int32)
+
+
+def full_pass(model, data, chunk_size=None):
+    """Bytes of a full gradient beside its arguments and results, by the compiler; and the length of its chunks."""
+    kernel = SGLD(model, step_size=H, batch_size=10)
+    lengths = []
+
+    def gradient(z, *data):
+        potential = kernel._potential(data, {})
+        one = lambda rows: jax.grad(potential.estimate)(z, rows)  # noqa: E731
+        lengths.append(chunk_length(one, potential.plates, chunk_size))
+        return full_gradient(potential, z, random.key(0), chunk_size)
+
+    z = jax.eval_shape(lambda *data: kernel.init(random.key(0), 0, None, data, {}), *data).z
+    compiled = jax.jit(gradient).lower(z, *data).compile()
+    return compiled.memory_analysis().temp_size_in_bytes, lengths[0]
+
+
+def test_a_chunk_takes_the_memory_that_is_meant_for_it():
+    """As the compiler says, within a factor for what it fuses; 4096 rows would take gigabytes."""
+    taken, length = full_pass(convnet, IMAGES)
+    assert BUDGET / 8 < taken < 1.5 * BUDGET
+    assert 1 < length < CHUNK / 8
+    much, _ = full_pass(convnet, IMAGES, CHUNK)
+    assert much > 8 * BUDGET
+
+
+def test_rows_that_take_little_are_seen_in_chunks_of_4096():
+    taken, length = full_pass(model, data(100_000))
+    assert length == CHUNK and taken < BUDGET
+
+
+@pytest.mark.parametrize("chunk_size", [1, 100])
+def test_a_chunk_is_as_long_as_asked_for(chunk_size):
+    taken, length = full_pass(convnet, IMAGES, chunk_size)
+    assert length == chunk_size and taken < chunk_size * 1_000_000
+
+
+@pytest.mark.parametrize("per", ["row", "linear"])
+def test_a_table_is_filled_in_chunks_that_fit(per):
+    """Rows of 4000 numbers: 4096 of their gradients would take as much as all of it."""
+    width = 4000
+    wide = jax.ShapeDtypeStruct((50_000, width), jnp.float32), jax.ShapeDtypeStruct((50_000,), jnp.float32)
+
+    def regression(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([width]).to_event(1))
+        with numpyro.plate("N", X.shape[0]) as rows:
+            numpyro.sample("y", dist.Bernoulli(logits=X[rows] @ w), obs=y[rows])
+
+    kernel = SGLD(regression, step_size=H, batch_size=B)
+
+    def values(X, y, w):
+        potential, table = kernel._potential((X, y), {}), TABLES[per](f"SAGA({per})")
+        rows = jnp.arange(table.chunk(potential, {"w": w}))
+        return table.evaluate(potential, {"w": w}, {"N": rows}).values
+
+    memory = jax.jit(values).lower(*wide, jax.ShapeDtypeStruct((width,), jnp.float32)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 1.5 * BUDGET

@@ -9,14 +9,14 @@ SVRG moves it to the state of the chain from time to time (Dubey et al. 2016, al
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.gradients.saga import SAGA, SAGAState
-from numpyro_sgmcmc.gradients.tables import TABLES
+from numpyro_sgmcmc.gradients.tables import TABLES, check_options
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
 from numpyro_sgmcmc.utils.validation import check_like_z, check_minibatched, checked_choice
 
@@ -34,6 +34,11 @@ class Anchor(NamedTuple):
 class Anchored(GradientEstimator):
     """What both have in common: an :class:`Anchor` as state, and the difference above."""
 
+    chunk_size: int | None
+
+    def anchor(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
+        return Anchor(z, full_gradient(potential, z, rng_key, self.chunk_size))
+
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: Anchor, rng_key: jax.Array
     ) -> Evaluation:
@@ -45,11 +50,7 @@ class Anchored(GradientEstimator):
 
     def refresh(self, potential: Potential, gradient_state: Anchor, rng_key: jax.Array) -> Anchor:
         """A full pass: the gradient at the anchor is another one under other values."""
-        return anchor(potential, gradient_state.z, rng_key)
-
-
-def anchor(potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
-    return Anchor(z, full_gradient(potential, z, rng_key))
+        return self.anchor(potential, gradient_state.z, rng_key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,9 @@ class ControlVariate(Anchored):
     :param dict center: unconstrained values of all latent sites.
     :param stored: None, or the form of a table that holds the gradients at the centre: ``"row"``, ``"batch"`` or
         ``"linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
+    :param predictor: with ``stored="linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
+    :param chunk_size: rows that a full pass sees at once. None: as many as take about 64 MB, 4096 at most.
+    :param float memory: the share of the machine's memory that a table, for all chains, may take.
     :raises ValueError: a centre that is not like ``z``; no minibatched plate; with ``stored``, what SAGA refuses.
 
     **References:**
@@ -98,13 +102,20 @@ class ControlVariate(Anchored):
 
     center: Sites
     stored: Literal["row", "batch", "linear"] | None = None
+    predictor: Any = None
+    chunk_size: int | None = None
+    memory: float = 0.25
 
     def __post_init__(self):
         if self.stored is not None:
             checked_choice("ControlVariate(stored)", self.stored, tuple(TABLES))
+        check_options("ControlVariate", "stored", self.stored, self.predictor, self.chunk_size, self.memory)
 
     def with_rows(self, rows: RowScheme) -> tuple[GradientEstimator, RowScheme]:
-        return (self, rows) if self.stored is None else _Stored(self.stored, center=self.center).with_rows(rows)
+        if self.stored is None:
+            return self, rows
+        options = {"predictor": self.predictor, "chunk_size": self.chunk_size, "memory": self.memory}
+        return _Stored(self.stored, **options, center=self.center).with_rows(rows)
 
     def check(self, potential: Potential, chains: int) -> None:
         del chains
@@ -113,7 +124,7 @@ class ControlVariate(Anchored):
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
         del z
-        return anchor(potential, _as_z(self.center, potential), rng_key)
+        return self.anchor(potential, _as_z(self.center, potential), rng_key)
 
 
 def _as_z(center: Sites, potential: Potential) -> Sites:
@@ -125,8 +136,10 @@ class _Stored(SAGA):
     """Control variates by a table that is filled at the centre and never written again."""
 
     center: Sites = field(default_factory=dict, kw_only=True)
+    owner: ClassVar[tuple[str, str]] = "ControlVariate", "stored"
 
     def check(self, potential: Potential, chains: int) -> None:
+        check_minibatched(ControlVariate(self.center), potential.plates)
         check_like_z("ControlVariate(center)", self.center, potential.prototype)
         super().check(potential, chains)
 
@@ -134,9 +147,17 @@ class _Stored(SAGA):
         del z
         return super().start(potential, _as_z(self.center, potential), rng_key)
 
+    def begin_step(
+        self, potential: Potential, z: Sites, gradient_state: SAGAState, i: jax.Array, rng_key: jax.Array
+    ) -> SAGAState:
+        del potential, z, i, rng_key
+        return gradient_state
+
     def commit(self, gradient_state: SAGAState, update: Any, accepted: jax.Array) -> SAGAState:
         del update, accepted
         return gradient_state
 
     def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
+        """A pass over the data: the gradients at the centre are others under other values."""
+        del gradient_state
         return self.start(potential, self.center, rng_key)

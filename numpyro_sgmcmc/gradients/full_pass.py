@@ -1,31 +1,38 @@
-"""The gradient over all rows, in chunks."""
+"""Passes over all rows, in chunks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import itertools
+import math
 from typing import Any
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.types import Plate, Potential, Sites
+from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
+from numpyro_sgmcmc.utils.memory import peak
 
-CHUNK = 4096  # rows, or combinations of rows of several plates, that a full pass sees at once
+CHUNK = 4096  # rows, or combinations of rows of several plates, that a pass sees at once at most
+BUDGET = 2**26  # bytes that a chunk may take
 
 
-def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array) -> Sites:
+def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array, chunk_size: int | None = None) -> Sites:
     """
     The gradient of U over all rows, in chunks: O(chunk) memory. A model with keys of its own gets one for each chunk.
     """
-    return over_all_rows(potential.plates, jax.grad(potential.estimate), z, rng_key)
+    return over_all_rows(potential.plates, jax.grad(potential.estimate), z, rng_key, chunk_size)
 
 
-def over_all_rows(plates: Mapping[str, Plate], fn: Any, z: Sites, rng_key: jax.Array) -> Sites:
+def over_all_rows(
+    plates: Mapping[str, Plate], fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None
+) -> Sites:
     """
     The mean of an unbiased estimate ``fn(z, rows, rng_key)`` over all chunks of all plates, weighted by their sizes:
     exact, since each site is scaled by N/n for each plate it stands in.
+
+    :param chunk_size: see :func:`chunk_length`.
     """
-    length = max(1, int(CHUNK ** (1 / max(1, len(plates)))))
+    length = chunk_length(lambda rows: fn(z, rows, rng_key), plates, chunk_size)
     parts = [
         [(name, plate.size, first, n, count) for first, n, count in _parts(plate.size, length)]
         for name, plate in plates.items()
@@ -48,8 +55,43 @@ def over_all_rows(plates: Mapping[str, Plate], fn: Any, z: Sites, rng_key: jax.A
     return total
 
 
+def in_chunks(fn: Callable[[Any, int, Any], Any], size: int, length: int, carry: Any) -> Any:
+    """``carry = fn(first, n, carry)`` for consecutive ranges of ``n <= length`` numbers below ``size``."""
+    for first, n, count in _parts(size, length):
+        carry = lax.fori_loop(0, count, lambda k, carry, first=first, n=n: fn(first + k * n, n, carry), carry)
+    return carry
+
+
 def _parts(size: int, length: int) -> list[tuple[int, int, int]]:
     """First row, length and number of the equal chunks of a plate, then of the rest."""
     count, rest = divmod(size, length)
     parts = [(0, length, count), (count * length, rest, 1)]
     return [part for part in parts if part[1] and part[2]]
+
+
+def chunk_length(fn: Callable[[Rows], Any], plates: Mapping[str, Plate], chunk_size: int | None = None) -> int:
+    """
+    Rows of each plate that a pass looks at together.
+
+    :param fn: what is computed of the rows.
+    :param chunk_size: rows, or combinations of rows of several plates. None: as many as ``fn`` can be given within
+        ``BUDGET`` bytes, ``CHUNK`` at most. The memory is estimated from the trace of ``fn``, which is not run.
+    """
+    if not plates:
+        return 1
+    if chunk_size is None:
+        one, most = ({name: min(n, plate.size) for name, plate in plates.items()} for n in (1, _root(CHUNK, plates)))
+        combinations = math.prod(most.values())
+        each = (_memory(fn, most) - _memory(fn, one)) / max(1, combinations - 1)
+        chunk_size = int(min(CHUNK, max(1, BUDGET // max(1, each))))
+    return _root(chunk_size, plates)
+
+
+def _root(combinations: int, plates: Mapping[str, Plate]) -> int:
+    """The length of a cube of so many combinations of rows."""
+    return max(1, int(combinations ** (1 / len(plates)) + 1e-9))
+
+
+def _memory(fn: Callable[[Rows], Any], lengths: Mapping[str, int]) -> int:
+    rows = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in lengths.items()}
+    return peak(jax.make_jaxpr(fn)(rows).jaxpr)

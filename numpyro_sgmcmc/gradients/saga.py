@@ -10,20 +10,21 @@ table holds; of little variance once the table was written near z. What a unit i
 :mod:`~numpyro_sgmcmc.gradients.tables`.
 """
 
+from collections.abc import Callable
 import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.tables import TABLES, Table
-from numpyro_sgmcmc.rows.schemes import Partition
+from numpyro_sgmcmc.gradients.tables import TABLES, Partition, Table, check_options
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
-from numpyro_sgmcmc.utils.in_place import add_at, read_at
+from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.in_place import add_at, first_occurrences, read_at
+from numpyro_sgmcmc.utils.lockstep import when_any
 from numpyro_sgmcmc.utils.memory import announce
-from numpyro_sgmcmc.utils.validation import check_minibatched, checked_choice, checked_share
+from numpyro_sgmcmc.utils.validation import check_minibatched, checked_choice
 
 
 class SAGAState(NamedTuple):
@@ -66,7 +67,11 @@ class SAGA(GradientEstimator):
     - ``per="batch"``: the batches are those of a fixed partition, batch j the rows jn to (j+1)n - 1; the row scheme is
       applied to their numbers. A shorter last batch is weighted exactly.
     - ``per="linear"``: for models whose rows depend on the latents through a linear predictor only, generalised linear
-      models above all. The predictor is found in the model; the estimates are those of ``per="row"``.
+      models above all; the estimates are those of ``per="row"``. The predictor is found in the trace of the model, or
+      named by ``predictor``, which does not depend on how JAX writes a trace.
+
+    The sum over the table is kept by adding what each step changes. As numbers are rounded, it is taken anew from the
+    table after 1, 2, 4 and 8 epochs and every 16.
 
     Where the table was written far from where the chain now is, it is no help: started far from the mode, SAGA is
     noisier than plain minibatches for some epochs. With reshuffled rows it is worse: each step is unbiased over the
@@ -81,6 +86,12 @@ class SAGA(GradientEstimator):
     :param init: ``"full"``: a pass over the data fills the table at the start; ``"online"``: no pass, units not yet
         seen stand at the mean of those seen; ``"zeros"``: no pass, and at first no gain. All are unbiased from the
         start (reweighting the units seen so far by N / seen would not be).
+    :param predictor: for ``per="linear"``. The name of a deterministic site in the plate,
+        ``eta = numpyro.deterministic("eta", X[rows] @ w)``, with whose value the model goes on. Or a function
+        ``predictor(latents, rows)`` of the constrained values by site and the row numbers, by which it indexes JAX
+        arrays; a step then costs a few gradients of the batch instead of one. It is checked at a few rows that the
+        predictor is affine in the unconstrained latents, and that the rows depend on them through it alone.
+    :param chunk_size: rows that a pass over the data sees at once. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that the table, for all chains, may take. With a progress bar
         the host keeps a second copy, and makes one at each transition.
     :raises ValueError: a table that is too large; no minibatched plate, or several; a randomised model; a model without
@@ -115,12 +126,15 @@ class SAGA(GradientEstimator):
     per: Literal["row", "batch", "linear"] = "row"
     init: Literal["full", "online", "zeros"] = "full"
     memory: float = 0.25
+    predictor: str | Callable[[dict[str, Any], jax.Array], jax.Array] | None = None
+    chunk_size: int | None = None
     distinct: bool = field(default=False, init=False, repr=False, compare=False)
+    owner: ClassVar[tuple[str, str]] = "SAGA", "per"  # the class and its argument, for errors
 
     def __post_init__(self):
         checked_choice("SAGA(per)", self.per, tuple(TABLES))
         checked_choice("SAGA(init)", self.init, ("full", "online", "zeros"))
-        checked_share("SAGA(memory)", self.memory)
+        check_options("SAGA", "per", self.per, self.predictor, self.chunk_size, self.memory)
 
     def with_rows(self, rows: RowScheme) -> tuple["SAGA", RowScheme]:
         estimator = copy.copy(self)
@@ -131,29 +145,32 @@ class SAGA(GradientEstimator):
 
     def check(self, potential: Potential, chains: int) -> None:
         check_minibatched(self, potential.plates)
+        label, form = self._form.label, self.owner[1]
         if len(potential.plates) > 1:
             raise ValueError(
-                f"SAGA remembers the rows of one plate, but {' and '.join(map(repr, potential.plates))} are all "
-                "minibatched. Leave all but one whole, or use SVRG() or ControlVariate(...)."
+                f"{label} remembers the rows of one plate, but {' and '.join(map(repr, potential.plates))} are all "
+                "minibatched. Leave all but one whole, or use SVRG() or ControlVariate(center)."
             )
         if potential.randomised:
             raise ValueError(
-                "the model draws keys of its own (numpyro.prng_key), so SAGA would remember their noise for an epoch. "
-                "Use SVRG() or ControlVariate(...), which have one key for both of their gradients."
+                f"the model draws keys of its own (numpyro.prng_key), so {label} would remember their noise. Use "
+                "SVRG() or ControlVariate(center), which have one key for both of their gradients."
             )
+        self._form.check(potential)
         state = jax.eval_shape(lambda: self._empty(potential))
         size = chains * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.table, state.seen)))
-        smaller = {"row": "SAGA(per='batch') (or 'linear', for generalised linear models), ", "linear": "", "batch": ""}
+        smaller = f"{form}='batch' (or 'linear', for generalised linear models), " if self.per == "row" else ""
         announce(
-            f"the table of SAGA(per={self.per!r}) for {chains} chain{'s' * (chains > 1)}",
+            f"the table of {label} for {chains} chain{'s' * (chains > 1)}",
             size,
             self.memory,
-            f"Use {smaller[self.per]}SVRG() or ControlVariate(...), fewer chains, or a larger share memory=.",
+            f"Use {smaller}SVRG() or ControlVariate(center), fewer chains, or a larger share memory=.",
         )
 
     @property
     def _form(self) -> Table:
-        return TABLES[self.per]
+        name, argument = self.owner
+        return TABLES[self.per](f"{name}({argument}={self.per!r})", self.predictor, self.chunk_size)
 
     def _empty(self, potential: Potential) -> SAGAState:
         """The table before anything is seen."""
@@ -176,55 +193,79 @@ class SAGA(GradientEstimator):
         state = self._empty(potential)
         if self.init != "full":
             return state
-        ((name, plate),) = potential.plates.items()
-        units, chunk = self._form.units(plate), self._form.chunk(plate)
+        return self._summed(potential, z, state._replace(table=self._form.fill(potential, z, state.table)))
 
-        def fill(first, n, state):
-            rows = self._form.rows(first + jnp.arange(n, dtype=jnp.int32), plate)
-            batch = self._form.evaluate(potential, z, {name: rows})
-            write = lambda t, v: lax.dynamic_update_slice_in_dim(t, v, first, 0)  # noqa: E731
-            return state._replace(
-                table=jax.tree.map(write, state.table, batch.values),
-                total=jax.tree.map(jnp.add, state.total, batch.to_gradient(batch.values)),
-            )
+    def _summed(self, potential: Potential, z: Sites, state: SAGAState) -> SAGAState:
+        """The sum over the table, taken anew."""
+        return state._replace(total=self._form.total(potential, z, state.table, self._form.chunk(potential, z)))
 
-        whole, rest = divmod(units, chunk)
-        state = lax.fori_loop(0, whole, lambda k, state: fill(k * chunk, chunk, state), state)
-        return fill(whole * chunk, rest, state) if rest else state
+    def begin_step(
+        self, potential: Potential, z: Sites, gradient_state: SAGAState, i: jax.Array, rng_key: jax.Array
+    ) -> SAGAState:
+        """
+        The sum over the table anew after 1, 2, 4 and 8 epochs and then every 16th: what is rounded while gradients are
+        large, far from the mode, would otherwise stay in it.
+        """
+        del rng_key
+        (plate,) = potential.plates.values()
+        # units of a minibatch at once: XLA compiles a loop that looks as if it did more in a step to slower code
+        length = self._form.units_a_step(plate)
+        steps = -(-self._form.units(plate) // length)
+        epoch = i // steps
+        due = (i % steps == 0) & (epoch > 0) & ((epoch & (epoch - 1) == 0) | (epoch % 16 == 0))
+
+        def sum_up(at):
+            z, table, old = at
+            new = self._form.total(potential, z, table, length)
+            return trees.where(trees.all_finite(new), new, old)  # steps with rows that are not finite are refused
+
+        operand = (z, gradient_state.table, gradient_state.total)
+        return gradient_state._replace(total=when_any(due, sum_up, operand, gradient_state.total))
+
+    def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
+        """Where values that changed enter the predictor, slopes stand for other gradients than before."""
+        del rng_key
+        if self.per != "linear":
+            return gradient_state
+        z = jax.tree.map(jnp.zeros_like, gradient_state.total)
+        return self._summed(potential, z, gradient_state)
 
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: SAGAState, rng_key: jax.Array
     ) -> Evaluation:
-        table, total, seen, count = gradient_state
         (plate,) = potential.plates.values()
+        form, total = self._form, gradient_state.total
         prior, gradient = jax.value_and_grad(potential.prior)(z, rng_key)
-        batch = self._form.evaluate(potential, z, rows)
-        units = self._form.units(plate)
+        batch = form.evaluate(potential, z, rows)
+        units = form.units(plate)
         scale = units / batch.units.shape[0]
-        old = read_at(table, batch.units)
-        change = jax.tree.map(jnp.subtract, batch.values, old)
-        if self.distinct:
-            first, written = None, change
-            difference = total_change = batch.to_gradient(change)
-        else:
-            # a row that came twice is written once
-            first = _first(batch.units)
-            written = jax.tree.map(lambda c: c * first.reshape(-1, *[1] * (c.ndim - 1)).astype(c.dtype), change)
-            both = jax.tree.map(lambda *x: jnp.stack(x), change, written)
-            both = jax.vmap(batch.to_gradient)(both)
-            difference, total_change = jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
-        unseen = jax.tree.map(lambda s: 1 - s[batch.units], seen)
+        change = jax.tree.map(jnp.subtract, batch.values, read_at(gradient_state.table, batch.units))
+        unseen = jax.tree.map(lambda s: 1 - s[batch.units], gradient_state.seen)
+        to_gradient = lambda values: form.to_gradient(potential, z, batch.units, values)  # noqa: E731
+        difference, update = self._update(batch.units, change, unseen, to_gradient)
         if self.init == "online":
-            # those not yet seen stand at the mean of those seen, while the table holds zeros for them
-            mean = jax.tree.map(lambda t: t / jnp.maximum(count, 1), total)
+            # units not yet seen stand at the mean of those seen, while the table holds zeros for them
+            mean = jax.tree.map(lambda t: t / jnp.maximum(gradient_state.count, 1), total)
             total = jax.tree.map(lambda m: units * m, mean)
             difference = jax.tree.map(lambda x, m: x - unseen.sum() * m, difference, mean)
         gradient = jax.tree.map(lambda g, t, x: g + t + scale * x, gradient, total, difference)
-        if first is not None:
-            unseen = jax.tree.map(lambda u: u * first, unseen)
-        new = jax.tree.map(lambda u: u.sum(dtype=jnp.int32), unseen)
-        update = TableUpdate(batch.units, written, total_change, unseen, new)
         return Evaluation(prior + scale * batch.energy, gradient, update)
+
+    def _update(
+        self, units: jax.Array, change: Any, unseen: Any, to_gradient: Callable[[Any], Sites]
+    ) -> tuple[Sites, TableUpdate]:
+        """The sum of the gradients that have changed, and what is to be written of them: each unit once."""
+        if self.distinct:
+            written, difference = change, to_gradient(change)
+            total = difference
+        else:
+            first = first_occurrences(units)
+            once = lambda c: c * first.reshape(-1, *[1] * (c.ndim - 1)).astype(c.dtype)  # noqa: E731
+            written, unseen = jax.tree.map(once, (change, unseen))
+            both = jax.vmap(to_gradient)(jax.tree.map(lambda *x: jnp.stack(x), change, written))
+            difference, total = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
+        count = jax.tree.map(lambda u: u.sum(dtype=jnp.int32), unseen)
+        return difference, TableUpdate(units, written, total, unseen, count)
 
     def commit(self, gradient_state: SAGAState, update: TableUpdate, accepted: jax.Array) -> SAGAState:
         # what is added is masked: a `where` over the table would copy all of it at each step
@@ -235,11 +276,3 @@ class SAGA(GradientEstimator):
             seen=add_at(gradient_state.seen, update.units, masked.seen),
             count=jax.tree.map(jnp.add, gradient_state.count, masked.count),
         )
-
-
-def _first(units: jax.Array) -> jax.Array:
-    """1 for the first occurrence of each number, 0 for its repetitions."""
-    order = jnp.argsort(units, stable=True)
-    ordered = units[order]
-    new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    return jnp.zeros(units.shape, jnp.uint8).at[order].set(new.astype(jnp.uint8))

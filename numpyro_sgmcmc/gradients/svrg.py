@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax
 
-from numpyro_sgmcmc.gradients.control_variate import Anchor, Anchored, anchor
+from numpyro_sgmcmc.gradients.control_variate import Anchor, Anchored
 from numpyro_sgmcmc.types import Potential, Sites
 from numpyro_sgmcmc.utils.lockstep import when_any
 from numpyro_sgmcmc.utils.validation import check_minibatched, checked_count
@@ -20,7 +20,8 @@ class SVRG(Anchored):
     all. Chains that are run together (``chain_method="vectorized"`` or ``jax.vmap``) make the pass together.
 
     :param update_every: m, steps between two full passes. None: N/n, one epoch (of the plate with the most batches).
-    :raises ValueError: ``update_every`` below 1; no minibatched plate.
+    :param chunk_size: rows that a full pass sees at once. None: as many as take about 64 MB, 4096 at most.
+    :raises ValueError: ``update_every`` or ``chunk_size`` below 1; no minibatched plate.
 
     **References:**
 
@@ -32,25 +33,28 @@ class SVRG(Anchored):
 
         >>> from numpyro_sgmcmc import SVRG
         >>> SVRG(update_every=100)
-        SVRG(update_every=100)
+        SVRG(update_every=100, chunk_size=None)
     """
 
     update_every: int | None = None
+    chunk_size: int | None = None
 
     def __post_init__(self):
         if self.update_every is not None:
             object.__setattr__(self, "update_every", checked_count("SVRG(update_every)", self.update_every))
+        if self.chunk_size is not None:
+            checked_count("SVRG(chunk_size)", self.chunk_size)
 
     def check(self, potential: Potential, chains: int) -> None:
         del chains
         check_minibatched(self, potential.plates)
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
-        return anchor(potential, z, rng_key)
+        return self.anchor(potential, z, rng_key)
 
     def begin_step(
         self, potential: Potential, z: Sites, gradient_state: Anchor, i: jax.Array, rng_key: jax.Array
     ) -> Anchor:
         epoch = max((plate.size // plate.batch_size for plate in potential.plates.values()), default=1)
         due = (i > 0) & (i % (self.update_every or epoch) == 0)
-        return when_any(due, lambda at: anchor(potential, *at), (z, rng_key), gradient_state)
+        return when_any(due, lambda at: self.anchor(potential, *at), (z, rng_key), gradient_state)

@@ -3,15 +3,17 @@ What :class:`~numpyro_sgmcmc.SAGA` remembers of a unit of the data: the gradient
 row's energy in its linear predictor.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.full_pass import CHUNK
-from numpyro_sgmcmc.model.linear import linear_predictor
-from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
+from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
+from numpyro_sgmcmc.gradients.predictor import RowPredictor, check_predictor, row_predictor
+from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, Sites
+from numpyro_sgmcmc.utils.validation import checked_count, checked_share
 
 
 class Units(NamedTuple):
@@ -21,46 +23,81 @@ class Units(NamedTuple):
     - **units** - their numbers, shape ``(m,)``.
     - **energy** - sum of their energies.
     - **values** - what a table holds of them, m along axis 0.
-    - **to_gradient** - values -> the sum of the gradients they stand for, a dict like ``z``; linear.
     """
 
     units: jax.Array
     energy: jax.Array
     values: Any
-    to_gradient: Callable[[Any], Sites]
 
 
-class Table(Protocol):
-    """A form of table."""
+@dataclass(frozen=True)
+class Table:
+    """
+    A form of table.
+
+    :param label: the estimator it belongs to, for errors.
+    :param predictor: see :func:`~numpyro_sgmcmc.gradients.predictor.row_predictor`.
+    :param chunk_size: rows that a pass over the data sees at once, see
+        :func:`~numpyro_sgmcmc.gradients.full_pass.chunk_length`.
+    """
+
+    label: str
+    predictor: Any = None
+    chunk_size: int | None = None
+
+    def check(self, potential: Potential) -> None:
+        """Raise what this form cannot do with this potential."""
+        del potential
 
     def units(self, plate: Plate) -> int:
         """K, their number."""
-        ...
+        return plate.size
 
-    def chunk(self, plate: Plate) -> int:
-        """How many units a full pass looks at together."""
-        ...
+    def units_a_step(self, plate: Plate) -> int:
+        """m, the number of units in a minibatch."""
+        return plate.batch_size
 
     def rows(self, units: jax.Array, plate: Plate) -> jax.Array:
         """The rows to look at for these units."""
-        ...
+        del plate
+        return units
+
+    def chunk(self, potential: Potential, z: Sites) -> int:
+        """Units that a pass over the data evaluates together."""
+        return chunk_length(lambda rows: self.evaluate(potential, z, rows), potential.plates, self.chunk_size)
 
     def evaluate(self, potential: Potential, z: Sites, rows: Rows) -> Units: ...
 
+    def to_gradient(self, potential: Potential, z: Sites, units: jax.Array, values: Any) -> Sites:
+        """The sum of the gradients that the values of these units stand for, linear in them; ``z`` does not matter."""
+        del potential, z, units
+        return jax.tree.map(lambda v: v.sum(0), values)
 
-class PerRow:
+    def fill(self, potential: Potential, z: Sites, table: Any) -> Any:
+        """The table as a pass over the data at ``z`` writes it."""
+        ((name, plate),) = potential.plates.items()
+
+        def write(first, n, table):
+            rows = self.rows(first + jnp.arange(n, dtype=jnp.int32), plate)
+            values = self.evaluate(potential, z, {name: rows}).values
+            return jax.tree.map(lambda t, v: lax.dynamic_update_slice_in_dim(t, v, first, 0), table, values)
+
+        return in_chunks(write, self.units(plate), self.chunk(potential, z), table)
+
+    def total(self, potential: Potential, z: Sites, table: Any, length: int) -> Sites:
+        """The sum over the table of the gradients it stands for, ``length`` units at once; ``z`` does not matter."""
+
+        def add(first, n, total):
+            units = first + jnp.arange(n, dtype=jnp.int32)
+            values = jax.tree.map(lambda t: lax.dynamic_slice_in_dim(t, first, n), table)
+            return jax.tree.map(jnp.add, total, self.to_gradient(potential, z, units, values))
+
+        (plate,) = potential.plates.values()
+        return in_chunks(add, self.units(plate), length, jax.tree.map(jnp.zeros_like, z))
+
+
+class PerRow(Table):
     """The gradient of each row."""
-
-    def units(self, plate: Plate) -> int:
-        return plate.size
-
-    def chunk(self, plate: Plate) -> int:
-        # never all rows at once: NumPyro would not index by them any more
-        return min(CHUNK, -(-plate.size // 2))
-
-    def rows(self, units: jax.Array, plate: Plate) -> jax.Array:
-        del plate
-        return units
 
     def evaluate(self, potential: Potential, z: Sites, rows: Rows) -> Units:
         ((name, units),) = rows.items()
@@ -69,48 +106,99 @@ class PerRow:
             return potential.per_row(z, {name: row[None]})[0]
 
         energies, gradients = jax.vmap(jax.value_and_grad(energy), (None, 0))(z, units)
-        return Units(units, energies.sum(), gradients, lambda values: jax.tree.map(lambda v: v.sum(0), values))
+        return Units(units, energies.sum(), gradients)
 
 
-class PerBatch:
-    """The summed gradient of each batch of a :class:`~numpyro_sgmcmc.rows.schemes.Partition`."""
+class PerBatch(Table):
+    """The summed gradient of each batch of a :class:`Partition`."""
 
     def units(self, plate: Plate) -> int:
         return -(-plate.size // plate.batch_size)
 
-    def chunk(self, plate: Plate) -> int:
+    def units_a_step(self, plate: Plate) -> int:
         del plate
         return 1
 
+    def chunk(self, potential: Potential, z: Sites) -> int:
+        del potential, z
+        return 1
+
     def rows(self, units: jax.Array, plate: Plate) -> jax.Array:
-        rows = units[0] * plate.batch_size + jnp.arange(plate.batch_size, dtype=jnp.int32)
-        return jnp.minimum(rows, plate.size - 1)
+        return rows_of_batch(units[0], *plate)
 
     def evaluate(self, potential: Potential, z: Sites, rows: Rows) -> Units:
         ((name, numbers),) = rows.items()
-        plate = potential.plates[name]
-        unit = numbers[0] // plate.batch_size
-        # rows of the last batch beyond the data
-        there = unit * plate.batch_size + jnp.arange(plate.batch_size) < plate.size
+        size, batch_size = potential.plates[name]
+        unit = numbers[0] // batch_size
+        # the last row repeated is not part of the last batch
+        there = unit * batch_size + jnp.arange(batch_size) < size
 
         def energy(z):
             return jnp.where(there, potential.per_row(z, rows), 0.0).sum()
 
         total, gradient = jax.value_and_grad(energy)(z)
-        return Units(
-            unit[None], total, jax.tree.map(lambda g: g[None], gradient), lambda v: jax.tree.map(lambda x: x[0], v)
-        )
+        return Units(unit[None], total, jax.tree.map(lambda g: g[None], gradient))
 
 
-class Linear(PerRow):
+class Linear(Table):
     """The slope of each row's energy in its linear predictor: its gradient is the slope times what is fixed."""
+
+    def check(self, potential: Potential) -> None:
+        if self.predictor is not None:
+            check_predictor(potential, self.predictor, self.label)
 
     def evaluate(self, potential: Potential, z: Sites, rows: Rows) -> Units:
         ((_, units),) = rows.items()
-        predictor, energies, axis = linear_predictor(potential, z, rows)
-        eta, pull_back = jax.vjp(predictor, z)
-        energy, slopes = jax.value_and_grad(lambda eta: energies(eta).sum())(eta)
-        return Units(units, energy, jnp.moveaxis(slopes, axis, 0), lambda v: pull_back(jnp.moveaxis(v, 0, axis))[0])
+        energies, slopes = jax.vmap(self._row(potential).energy_and_slope, (None, 0))(z, units)
+        # the axis of a single row is not worth one of the table
+        ones = tuple(axis for axis in range(1, slopes.ndim) if slopes.shape[axis] == 1)
+        return Units(units, energies.sum(), slopes.squeeze(ones))
+
+    def to_gradient(self, potential: Potential, z: Sites, units: jax.Array, values: Any) -> Sites:
+        predictor = self._row(potential)
+        shape = jax.eval_shape(predictor.eta, z, units[0]).shape
+        return predictor.gradient(z, units, values.reshape(-1, *shape))
+
+    def _row(self, potential: Potential) -> RowPredictor:
+        return row_predictor(potential, self.predictor, self.label)
 
 
-TABLES: dict[str, Table] = {"row": PerRow(), "batch": PerBatch(), "linear": Linear()}
+TABLES: dict[str, type[Table]] = {"row": PerRow, "batch": PerBatch, "linear": Linear}
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A scheme applied to the batches of a fixed partition of the rows, see :func:`rows_of_batch`."""
+
+    scheme: RowScheme
+    distinct: ClassVar[bool] = False
+
+    @property
+    def independent(self) -> bool:
+        return getattr(self.scheme, "independent", False)
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        return rows_of_batch(self.scheme(rng_key, t, -(-size // batch_size), 1)[0], size, batch_size)
+
+
+def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
+    """
+    Rows jB to (j + 1) B - 1. Where B does not divide N the last row stands in for those that the last batch lacks.
+    """
+    rows = j.astype(jnp.uint32) * batch_size + jnp.arange(batch_size, dtype=jnp.uint32)
+    return jnp.minimum(rows, size - 1).astype(jnp.int32)
+
+
+def check_options(name: str, argument: str, form: str | None, predictor: Any, chunk_size: Any, memory: Any) -> None:
+    """
+    What the estimators with tables have in common.
+
+    :raises ValueError: an option that does not fit.
+    """
+    checked_share(f"{name}(memory)", memory)
+    if chunk_size is not None:
+        checked_count(f"{name}(chunk_size)", chunk_size)
+    if predictor is not None and form != "linear":
+        raise ValueError(f"{name}(predictor) is for {argument}='linear', not for {argument}={form!r}.")
+    if not (predictor is None or isinstance(predictor, str) or callable(predictor)):
+        raise TypeError(f"{name}(predictor)={predictor!r} must be the name of a site, or a function.")

@@ -4,30 +4,31 @@ in the latents, through which alone the rows' energies depend on them,
 
 .. math:: u_i(z) = \phi_i(\eta_i(z)), \qquad \eta_i(z) = A_i z + b_i.
 
-The gradient of a row is then :math:`\phi_i'(\eta_i) A_i`, and only the slope :math:`\phi_i'` changes with z. The search
-is of the trace of the model: values that are affine by construction, among them those without which the energies would
-not depend on the latents any more.
+The gradient of a row is then :math:`\phi_i'(\eta_i) A_i`, and only the slope :math:`\phi_i'` changes with z. The trace
+of the energy of a single row is searched for values that are affine by construction, among them those without which the
+energy would not depend on the latents any more. Several rows are the same computation under ``vmap``.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.extend import core
+from jax.extend.core import primitives as p
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.types import Potential, Rows, Sites
+from numpyro_sgmcmc.types import Potential, Sites
 
 # outputs are linear in any one of the operands, and jointly
-_LINEAR = frozenset(
-    "add sub add_any neg convert_element_type reshape broadcast_in_dim squeeze expand_dims transpose concatenate "
-    "reduce_sum cumsum rev copy copy_p slice optimization_barrier".split()
-)
+_LINEAR = {p.add_p, p.sub_p, p.neg_p, p.convert_element_type_p, p.reshape_p, p.broadcast_in_dim_p, p.squeeze_p}
+_LINEAR |= {p.transpose_p, p.concatenate_p, p.reduce_sum_p, p.cumsum_p, p.rev_p, p.copy_p, p.slice_p}
+_LINEAR |= {lax.optimization_barrier_p}
 # linear in one operand if the others do not depend on the latents
-_BILINEAR = frozenset("mul dot_general conv_general_dilated".split())
+_BILINEAR = {p.mul_p, p.dot_general_p, p.conv_general_dilated_p}
 # linear in the first operand(s) if the rest, divisors and indices, does not depend on the latents
-_LINEAR_IN_FIRST = {"div": 1, "gather": 1, "dynamic_slice": 1, "pad": 2}
-_CALLS = frozenset("jit pjit closed_call core_call remat checkpoint".split())
+_LINEAR_IN_FIRST = {p.div_p: 1, p.gather_p: 1, p.dynamic_slice_p: 1, p.pad_p: 2}
+_CALLS = {p.jit_p, p.call_p, p.closed_call_p, p.remat_p}
 
 
 class _Equation(NamedTuple):
@@ -64,7 +65,7 @@ class _Program:
 
         for eqn in jaxpr.eqns:
             arguments = [read(var) for var in eqn.invars]
-            inner = eqn.params.get("jaxpr") if eqn.primitive.name in _CALLS else None
+            inner = eqn.params.get("jaxpr") if eqn.primitive in _CALLS else None
             if inner is not None:
                 outputs = self._inline(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), arguments)
             else:
@@ -86,14 +87,14 @@ class _Program:
         found = set(sources)
         for eqn, inputs, outputs in self.equations:
             moving = [k for k, number in enumerate(inputs) if number in dependents]
-            name = eqn.primitive.name
+            primitive = eqn.primitive
             if not moving or any(inputs[k] not in found for k in moving):
                 continue
             allowed = (
-                name in _LINEAR
-                or (name in _BILINEAR and len(moving) == 1)
-                or (name in _LINEAR_IN_FIRST and max(moving) < _LINEAR_IN_FIRST[name])
-                or (name == "select_n" and 0 not in moving)
+                primitive in _LINEAR
+                or (primitive in _BILINEAR and len(moving) == 1)
+                or max(moving) < _LINEAR_IN_FIRST.get(primitive, 0)
+                or (primitive is p.select_n_p and 0 not in moving)
             )
             if allowed and all(jnp.issubdtype(self.shapes[k].dtype, jnp.floating) for k in outputs):
                 found.update(outputs)
@@ -108,50 +109,54 @@ class _Program:
                 needed.update(set(equation.inputs) - known.keys())
         values = self.constants | known
         for eqn, inputs, outputs in reversed(equations):
-            params = eqn.primitive.get_bind_params(eqn.params)
-            results = eqn.primitive.bind(*(values[k] for k in inputs), **params)
-            values.update(zip(outputs, results if eqn.primitive.multiple_results else [results]))
+            values.update(zip(outputs, _bind(eqn, [values[k] for k in inputs])))
             values.update(known)
         return [values[number] for number in wanted]
 
 
+def _bind(eqn: Any, values: list[Any]) -> list[Any]:
+    """The results of an equation."""
+    results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
 def linear_predictor(
-    potential: Potential, z: Sites, rows: Rows
-) -> tuple[Callable[[Sites], jax.Array], Callable[[jax.Array], jax.Array], int]:
+    potential: Potential, label: str
+) -> tuple[Callable[[Sites, jax.Array], jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]:
     """
-    :return: z -> predictor, predictor -> energies of the rows, and the axis of the rows in the predictor.
+    :param label: who asks, for the error.
+    :return: (z, row) -> predictor, and (predictor, row) -> energy of the row.
     :raises ValueError: the model has none with fewer numbers a row than there are coordinates.
     """
-    ((_, numbers),) = rows.items()
-    leaves, treedef = jax.tree.flatten(z)
+    (plate,) = potential.plates
+    prototypes, treedef = jax.tree.flatten(dict(potential.prototype))
 
-    def energies(leaves, rows):
-        return potential.per_row(treedef.unflatten(leaves), rows)
+    def energy(leaves, row):
+        return potential.per_row(treedef.unflatten(leaves), {plate: row[None]})[0]
 
-    program = _Program(jax.make_jaxpr(energies)(leaves, rows))
-    latents, of_rows = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
-    on_latents, on_rows = program.dependents(latents), program.dependents(of_rows)
-    n, d = numbers.shape[0], sum(leaf.size for leaf in leaves)
+    program = _Program(jax.make_jaxpr(energy)(prototypes, jax.ShapeDtypeStruct((), jnp.int32)))
+    *latents, of_row = program.inputs
+    on_latents, on_row = program.dependents(latents), program.dependents([of_row])
+    d = sum(leaf.size for leaf in prototypes)
     candidates = [
         number
-        for number in sorted(program.affine(latents, on_latents) & on_rows - set(latents))
-        if program.shapes[number].shape.count(n) == 1 and program.shapes[number].size < max(2, d) * n
+        for number in sorted(program.affine(latents, on_latents) & on_row - set(latents))
+        if program.shapes[number].size < max(2, d)
     ]
     cuts = [k for k in candidates if not program.dependents(latents, without=k).intersection(program.outputs)]
     if not cuts:
         raise ValueError(
-            "SAGA(per='linear') needs a model whose rows depend on the latents through a linear predictor alone, with "
-            f"fewer numbers a row than there are coordinates; of the latents {', '.join(map(repr, z))} none such was "
-            "found (an unknown scale, or a product of latents, is in the way). Use SAGA(per='batch') or "
-            "SAGA(per='row')."
+            f"{label} needs a model whose rows depend on the latents through a linear predictor alone, with fewer "
+            "numbers a row than there are coordinates. No such value was found of the latents "
+            f"{', '.join(map(repr, potential.prototype))}: an unknown scale, or a product of latents, is in the way. "
+            "If the model has one, name it by predictor=; otherwise use a table of the form 'batch' or 'row'."
         )
     cut = min(cuts, key=lambda number: program.shapes[number].size)
-    known_rows = dict(zip(of_rows, jax.tree.leaves(rows)))
 
-    def predictor(z):
-        return program.run(known_rows | dict(zip(latents, jax.tree.leaves(z))), [cut])[0]
+    def predictor(z, row):
+        return program.run({of_row: row} | dict(zip(latents, jax.tree.leaves(z))), [cut])[0]
 
-    def energies_of(eta):
-        return program.run(known_rows | {cut: eta}, program.outputs)[0]
+    def energy_of(eta, row):
+        return program.run({of_row: row, cut: eta}, program.outputs)[0]
 
-    return predictor, energies_of, program.shapes[cut].shape.index(n)
+    return predictor, energy_of

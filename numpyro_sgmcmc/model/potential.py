@@ -6,6 +6,7 @@ A potential is made anew from the arguments of every call and dies with it. It m
 """
 
 from collections.abc import Iterator, Mapping
+import copy
 from functools import partial
 from typing import Any
 
@@ -138,6 +139,17 @@ class ModelPotential:
             if deterministic or (site["type"] == "sample" and name in z):
                 constrained[name] = site["value"]
         return constrained
+
+    def site_values(self, z: Sites, rows: Rows) -> dict[str, Any]:
+        """Constrained values of all sample and deterministic sites on these rows."""
+        trace = self._trace(z, rows, None)
+        return {name: site["value"] for name, site in trace.items() if site["type"] in ("sample", "deterministic")}
+
+    def with_values(self, values: dict[str, jax.Array]) -> "ModelPotential":
+        """The potential of the model whose deterministic sites have these values in place of their own."""
+        potential = copy.copy(self)
+        potential._model = handlers.substitute(self._model, data=values)
+        return potential
 
     def unconstrain(self, values: dict[str, jax.Array]) -> Sites:
         """The inverse of :meth:`constrain` for the latents among ``values``."""

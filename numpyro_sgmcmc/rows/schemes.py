@@ -111,26 +111,6 @@ class WithReplacement:
         return random.randint(random.fold_in(rng_key, jnp.asarray(t, jnp.uint32)), (batch_size,), 0, size, jnp.int32)
 
 
-@dataclass(frozen=True)
-class Partition:
-    """
-    A scheme applied to the batches of a fixed partition: batch j is rows jB to (j + 1) B - 1. Where B does not divide N
-    the last row stands in for those that the last batch lacks.
-    """
-
-    scheme: RowScheme
-    distinct: ClassVar[bool] = False
-
-    @property
-    def independent(self) -> bool:
-        return getattr(self.scheme, "independent", False)
-
-    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        j = self.scheme(rng_key, t, -(-size // batch_size), 1)[0].astype(jnp.uint32)
-        rows = j * batch_size + jnp.arange(batch_size, dtype=jnp.uint32)
-        return jnp.minimum(rows, size - 1).astype(jnp.int32)
-
-
 def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:
     """
     The rows of the next batch of every plate, and the state after it. Each of several plates has a key of its own.

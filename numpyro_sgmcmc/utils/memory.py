@@ -1,9 +1,12 @@
-"""How much memory there is, for those who ask for much of it by name."""
+"""How much memory there is, and how much a computation takes."""
 
 import logging
+import math
 import os
+from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 logger = logging.getLogger("numpyro_sgmcmc")
 
@@ -40,3 +43,31 @@ def announce(what: str, size: int, share: float, alternatives: str) -> None:
             f"there are. {alternatives}"
         )
     logger.info("%s takes %d bytes.", what, size)
+
+
+def peak(jaxpr: Jaxpr) -> int:
+    """
+    Bytes of the values that are alive at once, at most, while the equations run one by one. The arguments are not
+    counted. An estimate from above: XLA fuses equations, and what it fuses needs no memory.
+    """
+    last_use = {v: k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
+    last_use |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
+    alive, most = {}, 0
+    for k, eqn in enumerate(jaxpr.eqns):
+        made = {v: _bytes(v.aval) for v in eqn.outvars}
+        inside = max(map(peak, _bodies(eqn)), default=0)
+        most = max(most, sum(alive.values()) + max(sum(made.values()), inside))
+        alive |= made
+        alive = {v: size for v, size in alive.items() if last_use.get(v, k) > k}
+    return most
+
+
+def _bytes(aval: Any) -> int:
+    return math.prod(getattr(aval, "shape", ())) * getattr(getattr(aval, "dtype", None), "itemsize", 0)
+
+
+def _bodies(eqn: Any) -> list[Jaxpr]:
+    """The programs that an equation runs: those of calls, loops and branches."""
+    values = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda value: isinstance(value, (ClosedJaxpr, Jaxpr)))
+    bodies = [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values]
+    return [body for body in bodies if isinstance(body, Jaxpr)]
