@@ -14,7 +14,7 @@ from jax.extend.core import Literal, primitives as prim
 import jax.numpy as jnp
 
 _COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
-_RESHAPES = {prim.broadcast_in_dim_p, prim.reshape_p, prim.squeeze_p, prim.slice_p, prim.transpose_p}
+_RESHAPES = {prim.broadcast_in_dim_p, prim.reshape_p, prim.squeeze_p, prim.slice_p, prim.split_p, prim.transpose_p}
 _CALLS = {prim.jit_p, prim.closed_call_p, prim.remat_p, prim.custom_jvp_call_p, prim.custom_vjp_call_p}
 
 
@@ -73,7 +73,7 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup]) -> list[Fact]:
     if eqn.primitive in _COPIES:
         return inputs
     if eqn.primitive in _RESHAPES:
-        return [Fact(depends, inputs[0].row_of, inputs[0].computed_from)]
+        return [Fact(depends, inputs[0].row_of, inputs[0].computed_from)] * len(eqn.outvars)
     if eqn.primitive is prim.concatenate_p:
         return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
     if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
@@ -98,7 +98,8 @@ def _of_one_step(eqn: Any, body: Any, inputs: list[Fact]) -> list[Fact]:
 
 def _sources(inputs: Sequence[Fact]) -> frozenset[str]:
     """Plates whose row numbers are among the inputs, as they are or computed with."""
-    return frozenset().union(*(fact.computed_from | ({fact.row_of} - {None}) for fact in inputs))
+    exact = {fact.row_of for fact in inputs if fact.row_of is not None}
+    return frozenset(exact).union(*(fact.computed_from for fact in inputs))
 
 
 def _columns(eqn: Any, inputs: list[Fact]) -> tuple[Fact, ...]:

@@ -113,7 +113,7 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     if name not in transforms and _is_real(fn.support):
         return x
     value = transform(x)
-    log_det = transform.log_abs_det_jacobian(x, value)
+    log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
     # what is left of the event: as of a vector on the half line, whose coordinates are mapped one by one
     event_dim = jnp.ndim(log_det) - jnp.ndim(value) + len(fn.event_shape)
     numpyro.factor(f"_{name}_log_det", log_det.sum(tuple(range(-event_dim, 0))))
