@@ -14,7 +14,7 @@ from jax.extend.core import Literal, primitives as prim
 import jax.numpy as jnp
 
 _COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
-_RESHAPES = {prim.broadcast_in_dim_p, prim.reshape_p, prim.squeeze_p, prim.slice_p, prim.split_p, prim.transpose_p}
+_RESHAPES = {prim.broadcast_in_dim_p, prim.reshape_p, prim.squeeze_p, prim.slice_p, prim.transpose_p}
 _CALLS = {prim.jit_p, prim.closed_call_p, prim.remat_p, prim.custom_jvp_call_p, prim.custom_vjp_call_p}
 
 
