@@ -90,7 +90,7 @@ def in_each_way_of_indexing(y, how):
             "jit": lambda: jax.jit(lambda y, rows: y[rows])(y, rows),
             "checkpoint": lambda: jax.checkpoint(lambda rows: y[rows])(rows),
             "cast": lambda: y[rows.astype(jnp.uint32)],
-            "slices": lambda: jnp.concatenate([jax.lax.dynamic_slice(y, (rows[k],), (1,)) for k in range(B)]),
+            "slices": lambda: jnp.concatenate([jax.lax.dynamic_slice(y, (rows[k],), (1,)) for k in range(len(rows))]),
         }[how]()
         numpyro.sample("y", dist.Normal(mu, 1), obs=obs)
 

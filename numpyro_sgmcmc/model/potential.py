@@ -167,8 +167,9 @@ class ModelPotential:
         """The inverse of :meth:`constrain` for the latents among ``values``."""
         seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
         tr = handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*self.args, **self.kwargs)
-        inverse = {name: transform_of(name, tr[name]["fn"], self.transforms).inv for name in values}
-        return {name: jnp.asarray(inverse[name](value)) for name, value in values.items()}
+        latents = values.keys() & self.prototype.keys()
+        inverse = {name: transform_of(name, tr[name]["fn"], self.transforms).inv for name in latents}
+        return {name: jnp.asarray(inverse[name](value)) for name, value in values.items() if name in latents}
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
         """A start of finite energy and gradient where one is found, by NumPyro's own search, on these rows."""
