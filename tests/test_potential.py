@@ -283,15 +283,20 @@ def on_the_half_line(y):
     scale = numpyro.sample("scale", dist.Gamma(3, 2))
     scales = numpyro.sample("scales", dist.HalfNormal(1).expand([2]).to_event(1))
     numpyro.sample("other", dist.HalfNormal(scale))
+    with numpyro.plate("groups", GROUPS):
+        numpyro.sample("of_groups", dist.HalfNormal(1).expand([2]).to_event(1))
     with numpyro.plate("N", N) as rows:
         numpyro.sample("y", dist.Normal(scale, scales[0] + scales[1]), obs=y[rows])
 
 
 def test_the_density_under_another_transform():
     """log p(z) = log p(x(z)) + log |dx/dz|, where x = log(1 + exp z) has the slope 1 / (1 + exp -z)."""
-    transforms = {"scale": Softplus(), "scales": dist.transforms.IndependentTransform(Softplus(), 1)}
+    # a vector is one event, whether its transform is of vectors or of their coordinates
+    of_vectors = dist.transforms.IndependentTransform(Softplus(), 1)
+    transforms = {"scale": Softplus(), "scales": of_vectors, "of_groups": Softplus()}
     potential = ModelPotential.of(on_the_half_line, (Y,), {}, 4, transforms)
     z = {"scale": jnp.asarray(0.4), "scales": jnp.asarray([-0.3, 0.8]), "other": jnp.asarray(-0.2)}
+    z["of_groups"] = random.normal(random.key(6), (GROUPS, 2))
     x = {name: jnp.exp(value) if name == "other" else jnp.log1p(jnp.exp(value)) for name, value in z.items()}
     log_slope = z["other"] - sum(jnp.log1p(jnp.exp(-z[name])).sum() for name in transforms)
     expected = -log_density(on_the_half_line, (Y,), {}, x)[0] - log_slope
