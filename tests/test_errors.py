@@ -185,6 +185,37 @@ def test_a_model_that_cannot_be_minibatched_so(model, batch_size, message):
         start(model, batch_size=batch_size)
 
 
+def a_label_unindexed(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+        numpyro.sample("label", dist.Normal(mu * y, 1), obs=y[rows])
+
+
+def a_label_beside_too_much(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+        numpyro.sample("label", dist.Normal(mu * y[rows], 1), obs=y)
+
+
+def a_sum_unindexed(y):
+    good(y)
+    with numpyro.plate("N", N) as rows:
+        numpyro.factor("fit", y[rows] + y)
+
+
+@pytest.mark.parametrize("model", [a_label_unindexed, a_label_beside_too_much])
+def test_a_failure_on_a_minibatch_names_its_site(model):
+    with pytest.raises(ValueError, match="the model fails at site 'label' when plate 'N' is cut to 4 rows"):
+        start(model)
+
+
+def test_a_failure_between_sites_names_none():
+    with pytest.raises(ValueError, match="the model fails when plate 'N' is cut to 4 rows"):
+        start(a_sum_unindexed)
+
+
 def test_a_column_beside_a_vector_is_refused():
     with pytest.raises(ValueError, match=r"site 'y'.*shape \(4, 4\): dimension -2 has 4 elements too.*\(N, 1\)"):
         start(good, data=Y[:, None])

@@ -9,11 +9,16 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
-from numpyro.infer.util import potential_energy
+from numpyro.distributions.transforms import ParameterFreeTransform
+from numpyro.infer import MCMC, Predictive, init_to_value
+from numpyro.infer.util import log_density, potential_energy
 import pytest
 
-from numpyro_sgmcmc import SGHMC, SGLD
+from numpyro_sgmcmc import SGHMC, SGLD, WithReplacement
 from numpyro_sgmcmc.model.handlers import full_rows
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.types import Plate, RowsState
 
 N, GROUPS = 12, 3
 X = np.asarray(random.normal(random.key(0), (N, 2)), float)
@@ -171,6 +176,47 @@ def test_crossed_plates_are_unbiased_over_all_pairs_of_batches():
         potential.per_row(z, {"a": jnp.arange(2), "b": jnp.arange(1)})
 
 
+def three_plates(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    cube = jnp.asarray(y).reshape(2, 3, 2)
+    with numpyro.plate("a", 2, dim=-3) as a, numpyro.plate("b", 3, dim=-2) as b, numpyro.plate("c", 2, dim=-1) as c:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=cube[a[:, None, None], b[:, None], c])
+        numpyro.factor("fit", -(jnp.abs(cube[a][:, b][:, :, c] - mu) ** 3))
+    with numpyro.plate("b", 3, dim=-2):
+        numpyro.sample("x", dist.Normal(mu, 2), obs=numpyro.subsample(cube[0, :, :1], event_dim=0))
+
+
+def test_three_crossed_plates_are_unbiased_over_all_triples_of_batches():
+    """Rows drawn with replacement: every combination of single rows and of pairs, each once."""
+    kernel = SGLD(three_plates, step_size=0.1, batch_size={"a": 1, "b": 2, "c": 1})
+    potential, z = kernel._potential((Y,), {}), {"mu": jnp.asarray(0.3)}
+    pairs = jnp.asarray(list(itertools.product(range(3), repeat=2)))
+    combinations = list(itertools.product(jnp.arange(2)[:, None], pairs, jnp.arange(2)[:, None]))
+    a, b, c = (jnp.stack(rows) for rows in zip(*combinations))
+    values, gradients = jax.vmap(lambda *rows: jax.value_and_grad(potential.estimate)(z, dict(zip("abc", rows))))(
+        a, b, c
+    )
+    full, gradient = jax.value_and_grad(lambda z: potential_energy(three_plates, (Y,), {}, z))(z)
+    assert len(values) == 36 and float(values.std()) > 1
+    assert float(values.mean()) == pytest.approx(float(full), rel=1e-10)
+    assert float(gradients["mu"].mean()) == pytest.approx(float(gradient["mu"]), rel=1e-10)
+
+
+def test_three_plates_of_a_size_draw_their_rows_independently():
+    """Single rows out of two: each of the eight triples comes equally often, whatever the numbers of the batches."""
+    plates = {name: Plate(2, 1) for name in "abc"}
+    batches = 8000
+
+    def draw(t):
+        rows, _ = next_rows(WithReplacement(), RowsState(random.key(5), t), plates)
+        return rows["a"][0] * 4 + rows["b"][0] * 2 + rows["c"][0]
+
+    counts = np.bincount(jax.vmap(draw)(jnp.arange(batches, dtype=jnp.int32)), minlength=8)
+    expected = batches / 8
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    assert chi2 < 24.3  # 7 degrees of freedom, the quantile of 0.999; the key is fixed
+
+
 def test_constrain_gives_values_and_deterministics_outside_the_plate():
     potential, z = potential_of(regression)
     values = potential.constrain(z)
@@ -180,6 +226,127 @@ def test_constrain_gives_values_and_deterministics_outside_the_plate():
     again = potential.unconstrain({name: values[name] for name in z})
     for name in z:
         np.testing.assert_allclose(again[name], z[name], atol=1e-12)
+
+
+def with_statistics_of_rows(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    with numpyro.plate("groups", GROUPS):
+        numpyro.deterministic("of_groups", mu * jnp.arange(GROUPS))
+    with numpyro.plate("N", N) as rows:
+        batch = y[rows]
+        numpyro.deterministic("residual", batch - mu)
+        numpyro.sample("y", dist.Normal(mu, 1), obs=batch)
+    numpyro.deterministic("mean", batch.mean() + mu)
+    numpyro.deterministic("nested", {"sum": jax.jit(jnp.sum)(batch), "mu": mu})
+    numpyro.deterministic("size", jax.jit(lambda mu, batch: (2 * mu, batch))(mu, batch)[0])
+
+
+def test_deterministic_sites_that_depend_on_rows_are_left_out_by_name():
+    potential, z = potential_of(with_statistics_of_rows)
+    assert potential.structure.left_out == ("mean", "nested")
+    assert set(potential.constrain(z)) == {"mu", "of_groups", "size"}
+    kernel = SGLD(with_statistics_of_rows, step_size=0.01, batch_size=4)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=3, progress_bar=False)
+    with pytest.warns(UserWarning, match="'mean', 'nested' depends on the rows.*Predictive") as caught:
+        mcmc.run(random.key(0), Y)
+    assert len([w for w in caught if "depends on the rows" in str(w.message)]) == 1
+    samples = mcmc.get_samples()
+    assert set(samples) == {"mu", "of_groups", "size"}
+    # the way out that the warning tells
+    found = Predictive(kernel.model, samples)(random.key(1), Y)
+    np.testing.assert_allclose(found["mean"], samples["mu"] + Y.mean(), rtol=1e-6)
+    assert found["residual"].shape == (3, N)
+
+
+def test_on_all_rows_no_deterministic_site_is_left_out(recwarn):
+    potential, z = potential_of(with_statistics_of_rows, batch_size=None)
+    values = potential.constrain(z)
+    assert float(values["mean"]) == pytest.approx(float(Y.mean() + z["mu"])) and values["residual"].shape == (N,)
+
+
+class Softplus(ParameterFreeTransform):
+    """Real numbers -> positive ones, coordinate by coordinate, in place of ``exp``."""
+
+    domain, codomain = dist.constraints.real, dist.constraints.positive
+
+    def __call__(self, x):
+        return jax.nn.softplus(x)
+
+    def _inverse(self, y):
+        return y + jnp.log(-jnp.expm1(-y))
+
+    def log_abs_det_jacobian(self, x, y, intermediates=None):
+        return -jax.nn.softplus(-x)
+
+
+def on_the_half_line(y):
+    scale = numpyro.sample("scale", dist.Gamma(3, 2))
+    scales = numpyro.sample("scales", dist.HalfNormal(1).expand([2]).to_event(1))
+    numpyro.sample("other", dist.HalfNormal(scale))
+    with numpyro.plate("groups", GROUPS):
+        numpyro.sample("of_groups", dist.HalfNormal(1).expand([2]).to_event(1))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(scale, scales[0] + scales[1]), obs=y[rows])
+
+
+def test_the_density_under_another_transform():
+    """log p(z) = log p(x(z)) + log |dx/dz|, where x = log(1 + exp z) has the slope 1 / (1 + exp -z)."""
+    # a vector is one event, whether its transform is of vectors or of their coordinates
+    of_vectors = dist.transforms.IndependentTransform(Softplus(), 1)
+    transforms = {"scale": Softplus(), "scales": of_vectors, "of_groups": Softplus()}
+    potential = ModelPotential.of(on_the_half_line, (Y,), {}, 4, transforms)
+    z = {"scale": jnp.asarray(0.4), "scales": jnp.asarray([-0.3, 0.8]), "other": jnp.asarray(-0.2)}
+    z["of_groups"] = random.normal(random.key(6), (GROUPS, 2))
+    x = {name: jnp.exp(value) if name == "other" else jnp.log1p(jnp.exp(value)) for name, value in z.items()}
+    log_slope = z["other"] - sum(jnp.log1p(jnp.exp(-z[name])).sum() for name in transforms)
+    expected = -log_density(on_the_half_line, (Y,), {}, x)[0] - log_slope
+    batches = jnp.arange(N).reshape(3, 4)
+    estimates = jax.vmap(lambda rows: potential.estimate(z, {"N": rows}))(batches)
+    assert float(estimates.mean()) == pytest.approx(float(expected), rel=1e-10)
+    constrained = potential.constrain(z)
+    for name in z:
+        np.testing.assert_allclose(constrained[name], x[name], rtol=1e-12)
+        np.testing.assert_allclose(potential.unconstrain(constrained)[name], z[name], rtol=1e-10)
+
+
+class Simplex(ParameterFreeTransform):
+    """Logarithms of ratios to the last entry; as many coordinates as the usual transform, in another order."""
+
+    domain, codomain = dist.constraints.real_vector, dist.constraints.simplex
+
+    def __call__(self, x):
+        return jax.nn.softmax(jnp.append(x, 0.0))
+
+    def _inverse(self, y):
+        return jnp.log(y[:-1] / y[-1])
+
+    def log_abs_det_jacobian(self, x, y, intermediates=None):
+        return jnp.log(y).sum()
+
+    def forward_shape(self, shape):
+        return (*shape[:-1], shape[-1] + 1)
+
+    def inverse_shape(self, shape):
+        return (*shape[:-1], shape[-1] - 1)
+
+
+def weights(y):
+    w = numpyro.sample("w", dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(w[0], 1), obs=y[rows])
+
+
+@pytest.mark.parametrize("init_strategy", [None, init_to_value(values={"w": jnp.array([0.2, 0.3, 0.5])})])
+def test_a_start_under_another_transform_is_that_of_the_usual_one(init_strategy):
+    starts = []
+    for transforms in (None, {"w": Simplex()}):
+        potential = ModelPotential.of(weights, (Y,), {}, 4, transforms)
+        z = jax.jit(lambda key: potential.initial(key, potential.some_rows(), init_strategy))(random.key(7))  # noqa: B023
+        assert {name: (x.shape, x.dtype) for name, x in z.items()} == {
+            name: (x.shape, x.dtype) for name, x in potential.prototype.items()
+        }
+        starts.append(potential.latents(z)["w"])
+    np.testing.assert_allclose(*starts, rtol=1e-10)
 
 
 def test_the_cost_of_an_evaluation_does_not_depend_on_the_size_of_the_data():

@@ -13,8 +13,9 @@ import pytest
 
 import numpyro_sgmcmc
 from numpyro_sgmcmc import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
+from numpyro_sgmcmc.gradients.tables import Partition
 from numpyro_sgmcmc.rows.permutation import SMALL, permute, words, words_needed
-from numpyro_sgmcmc.rows.schemes import Partition, next_rows
+from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.types import Plate, RowsState
 
 SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), WithReplacement()]

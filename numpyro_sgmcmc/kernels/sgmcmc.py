@@ -215,6 +215,14 @@ class SGMCMC(MCMCKernel):
                 "sites only. Give it a prior with numpyro.sample to infer it.",
                 stacklevel=2,
             )
+        if potential.structure.left_out:
+            names = ", ".join(map(repr, potential.structure.left_out))
+            warnings.warn(
+                f"deterministic site {names} depends on the rows of a minibatched plate but stands outside it. It is "
+                "not collected, as its value would be that of one minibatch. For its values on all rows use "
+                "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
+                stacklevel=2,
+            )
         return state
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:

@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
-from numpyro_sgmcmc.model.structure import Structure, outline
+from numpyro_sgmcmc.model.handlers import Transforms
+from numpyro_sgmcmc.model.plates import batch_sizes, check_declared_in_gibbs, local_message
+from numpyro_sgmcmc.model.row_checks import INDEXED, check_rows
+from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
-
-SUBSAMPLE = "numpyro.subsample(x, event_dim=x.ndim - 1)"
+from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
 
 
 class NeedsValues(ValueError):
@@ -20,7 +21,11 @@ class NeedsValues(ValueError):
 
 
 def checked_structure(
-    model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: int | Mapping[str, int] | None
+    model: Any,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    batch_size: int | Mapping[str, int] | None,
+    transforms: Transforms | None = None,
 ) -> tuple[dict[str, Plate], Structure]:
     """
     The minibatched plates and the outline of the model cut to them.
@@ -28,32 +33,35 @@ def checked_structure(
     :raises ValueError: by name, whatever would make the minibatch potential wrong.
     """
     siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
-    whole = _outline_of_all_rows(model, args, kwargs)
-    _refuse_latents(whole)
-    sizes = _batch_sizes(whole, batch_size, siblings)
-    _refuse_declared_in_gibbs(whole, batch_size, kwargs)
+    whole = _outline_of_all_rows(model, args, kwargs, transforms)
+    _check_latents(whole)
+    sizes = batch_sizes(whole, batch_size, siblings)
+    check_declared_in_gibbs(whole, batch_size, kwargs)
     plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}
     for name, site in whole.latents.items():
         for plate in site.plates:
             if plate in plates:
-                raise ValueError(_local_message(name, plate))
+                raise ValueError(local_message(name, plate))
     if not plates:
         return plates, whole
     try:
-        cut = outline(model, args, kwargs, sizes)
+        cut = outline(model, args, kwargs, sizes, transforms)
     except Exception as error:
+        site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
         raise ValueError(
-            f"the model fails when {_list(plates)} is cut to {_sizes(plates)} rows. Every array with a row for each "
-            "element of the plate must be indexed by it: `with numpyro.plate(...) as rows: x[rows]`, or "
-            f"`{SUBSAMPLE}` inside it. The failure was: {type(error).__name__}: {error}"
+            f"the model fails{f' at site {site!r}' if site else ''} when {_list(plates)} is cut to {_sizes(plates)} "
+            f"rows. Every array with a row for each element of the plate must be indexed by it: {INDEXED}. "
+            f"The failure was: {type(error).__name__}: {error}"
         ) from error
-    _refuse_unindexed(cut, plates)
+    check_rows(cut, plates)
     return plates, cut
 
 
-def _outline_of_all_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
+def _outline_of_all_rows(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], transforms: Transforms | None
+) -> Structure:
     try:
-        return outline(model, args, kwargs, {})
+        return outline(model, args, kwargs, {}, transforms)
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
         raise NeedsValues(
             "the model needs a traced value as a plain Python number, for the size of a plate perhaps. With "
@@ -87,7 +95,7 @@ def _no_array_of_numbers(args: tuple, kwargs: Mapping[str, Any]) -> str:
     return ""
 
 
-def _refuse_latents(structure: Structure) -> None:
+def _check_latents(structure: Structure) -> None:
     if not structure.latents:
         raise ValueError("the model has no latent sample site, so there is nothing to sample.")
     for name, site in structure.latents.items():
@@ -103,133 +111,6 @@ def _refuse_latents(structure: Structure) -> None:
             f"mutable site {structure.mutable[0]!r} (running statistics such as BatchNorm's) would never be updated, "
             "as a potential has no memory. Use a layer without running statistics, LayerNorm for one."
         )
-
-
-def _batch_sizes(
-    structure: Structure, batch_size: int | Mapping[str, int] | None, siblings: frozenset[str]
-) -> dict[str, int]:
-    for name, (size, n) in structure.in_scan.items():
-        if n is not None and n < size:
-            raise ValueError(_scan_message(name))
-    declared = {name: n for name, (size, n) in structure.plates.items() if n is not None and n < size}
-    if batch_size is None:
-        return declared
-    if isinstance(batch_size, Mapping):
-        chosen = dict(batch_size)
-    else:
-        chosen = {_the_data_plate(structure, batch_size, siblings): batch_size}
-    for name, n in chosen.items():
-        if name in structure.in_scan:
-            raise ValueError(_scan_message(name))
-        if name not in structure.plates:
-            raise ValueError(f"batch_size names the plate {name!r}, but the model has {_known(structure)}.")
-        size = structure.plates[name][0]
-        if n >= size:
-            raise ValueError(
-                f"batch_size={n} for plate {name!r} of {size} rows: a minibatch must be smaller than the plate. "
-                "batch_size=None uses all of the data."
-            )
-    return declared | chosen
-
-
-def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str]) -> str:
-    """The one plate that holds observed sites and no latent."""
-    observed: set[str] = set()
-    latent: set[str] = set()
-    for name, site in structure.sites.items():
-        (observed if site.observed and name not in siblings else latent).update(site.plates)
-    candidates = sorted((observed - latent) & set(structure.plates))
-    if len(candidates) == 1:
-        return candidates[0]
-    if not candidates and structure.in_scan:
-        raise ValueError(_scan_message(next(iter(structure.in_scan))))
-    if not structure.plates:
-        raise ValueError(
-            f"batch_size={batch_size}, but the model has no plate to take a minibatch from. Put its data into one: "
-            "`with numpyro.plate('N', len(x)) as rows: numpyro.sample('obs', ..., obs=x[rows])`."
-        )
-    if not candidates:
-        for name, site in structure.latents.items():
-            for plate in sorted(observed.intersection(site.plates)):
-                raise ValueError(_local_message(name, plate))
-        raise ValueError(
-            f"batch_size={batch_size} means the one plate that holds observed sites, but of {_known(structure)} none "
-            "does. Observe the data inside their plate, so that they are scaled to all of its rows."
-        )
-    raise ValueError(
-        f"batch_size={batch_size} could mean any of the plates {', '.join(map(repr, candidates))}. Say which one is "
-        f"meant: batch_size={{{candidates[0]!r}: {batch_size}}}."
-    )
-
-
-def _refuse_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mapping[str, Any]) -> None:
-    if GIBBS_SITES_KWARG not in kwargs:
-        return
-    for name, (size, n) in structure.plates.items():
-        if n is not None and n < size:
-            raise ValueError(
-                f"plate {name!r} declares subsample_size={n}, which numpyro.infer.Gibbs refuses, since its other "
-                f"blocks see all rows. Leave it out of the model and give the kernel batch_size={{{name!r}: {n}}}."
-            )
-
-
-def _refuse_unindexed(cut: Structure, plates: Mapping[str, Plate]) -> None:
-    for name, site in cut.sites.items():
-        for plate, dim in site.plates.items():
-            if plate not in plates:
-                continue
-            n = plates[plate].batch_size
-            shape = site.log_prob_shape
-            if len(shape) < -dim or shape[dim] != n:
-                raise ValueError(
-                    f"site {name!r} in plate {plate!r} has a log density of shape {shape} where a minibatch of {n} "
-                    f"needs {n} in dimension {dim}: its data are not indexed by the plate. Use `with numpyro.plate("
-                    f"...) as rows: x[rows]`, or `{SUBSAMPLE}` inside it."
-                )
-            for other in set(range(-len(shape), 0)).difference(site.plates.values()):
-                if shape[other] == n > 1:
-                    raise ValueError(
-                        f"site {name!r} in plate {plate!r} has a log density of shape {shape}: dimension {other} has "
-                        f"{n} elements too, but no plate. A column of shape (N, 1) beside a vector of shape (N,) is "
-                        "often the reason; give both the same shape. An axis of its own wants a plate or `.to_event`."
-                    )
-            if plate in site.uses and plate in site.one_number_in:
-                raise ValueError(
-                    f"factor {name!r} in plate {plate!r} is one number made from the whole minibatch and would be "
-                    f"counted once for each row. Give it one number a row, shape ({n},)."
-                )
-            if site.observed and plate not in site.uses and not cut.randomised:
-                raise ValueError(
-                    f"observed site {name!r} stands in plate {plate!r} but is the same for every row of it: its data "
-                    "are not indexed by the plate. Use `with numpyro.plate(...) as rows: x[rows]`, or "
-                    f"`{SUBSAMPLE}` inside it."
-                )
-        for plate in site.uses - set(site.plates):
-            raise ValueError(
-                f"site {name!r} depends on the rows of the minibatched plate {plate!r} but stands outside it, so it "
-                f"would not be scaled to the whole plate. Move it into {plate!r}, with one log density a row."
-            )
-
-
-def _local_message(latent: str, plate: str) -> str:
-    return (
-        f"latent site {latent!r} stands inside the minibatched plate {plate!r}, so each minibatch would sample other "
-        f"variables under the same name. Marginalise {latent!r}, move it out of {plate!r}, or use all of its rows. "
-        "(If it is data: it was given obs=None.)"
-    )
-
-
-def _scan_message(plate: str) -> str:
-    return (
-        f"plate {plate!r} stands inside `scan`, where a kernel cannot choose its rows. Put it outside: index the data "
-        "by it first, then run over time inside it with a vectorised distribution and `.to_event(1)`."
-    )
-
-
-def _known(structure: Structure) -> str:
-    if not structure.plates:
-        return "no plate"
-    return "the plates " + ", ".join(f"{name!r} ({size} rows)" for name, (size, _) in structure.plates.items())
 
 
 def _list(plates: Mapping[str, Plate]) -> str:

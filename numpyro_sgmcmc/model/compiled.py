@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from numpyro_sgmcmc.model.arrays import Indexable, indexable
 from numpyro_sgmcmc.model.checks import NeedsValues
-from numpyro_sgmcmc.model.handlers import indexable
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.utils import trees
 
@@ -18,13 +18,14 @@ def compiled(
     """
     ``fn(potential, *rest)`` as a compiled function of ``rest``.
 
-    The data are arguments of what is compiled, for a closure would make constants, copies, of them. What is compiled
-    lives as long as the function that is returned. It is not kept for later runs: nothing that JAX says of a program
-    tells for certain which arrays a model closes over. JAX's persistent compilation cache saves that time safely.
+    The data are arguments of what is compiled, for a closure would make constants, copies, of them. NumPy arrays are
+    copied to the device once, for all calls. What is compiled lives as long as the function that is returned. It is not
+    kept for later runs: nothing that JAX says of a program tells for certain which arrays a model closes over. JAX's
+    persistent compilation cache saves that time safely.
     """
-    model_kwargs = {} if model_kwargs is None else model_kwargs
-    # made indexable here, as flattening needs the arrays to be what the model will see
-    arrays, rebuild = trees.arrays_apart(indexable((model_args, model_kwargs)))
+    model_args, model_kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+    arrays, rebuild = trees.arrays_apart((model_args, model_kwargs))
+    arrays = [x.on_device() if isinstance(x, Indexable) else x for x in arrays]
 
     @jax.jit
     def on_arguments(arrays, *rest):

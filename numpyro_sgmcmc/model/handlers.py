@@ -1,14 +1,23 @@
-"""Running a NumPyro model on the rows it is told, and handing it arrays that traced rows may index."""
+"""Running a NumPyro model on the rows it is told, and at unconstrained values."""
 
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpyro.contrib.control_flow.scan import scan_wrapper
+import numpyro
+from numpyro import handlers
+from numpyro.distributions import Distribution, biject_to, constraints
+from numpyro.distributions.transforms import Transform
 from numpyro.primitives import Messenger
 
-from numpyro_sgmcmc.types import Rows
+from numpyro_sgmcmc.model.arrays import indexable
+from numpyro_sgmcmc.types import Rows, Sites
+from numpyro_sgmcmc.utils.compat import SCAN_INDEX, scan_wrapper
+
+Transforms: TypeAlias = Mapping[str, Transform]
+"""Site -> transform from unconstrained values to the support of its distribution."""
 
 
 class minibatch(Messenger):
@@ -75,25 +84,43 @@ class full_rows(Messenger):
         return hash(self.fn)
 
 
-class _Indexable(np.ndarray):
+def transform_of(name: str, fn: Distribution, transforms: Transforms | None) -> Transform:
+    """The transform of a site from unconstrained values to its support."""
+    return transforms[name] if transforms and name in transforms else biject_to(fn.support)
+
+
+def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> handlers.substitute:
     """
-    A NumPy array that traced row numbers may index. It is not made a JAX array as a whole, for models ask NumPy about
-    their arguments: ``len(np.unique(group))``, ``int(y.max()) + 1``.
+    The model with latents at the values that the unconstrained ``z`` are mapped to, and for each a factor
+    ``_{site}_log_det``: the log determinant of the Jacobian, which makes the density one of ``z``.
+
+    :param fn: model.
+    :param z: unconstrained values by site.
+    :param transforms: site -> transform from unconstrained values to the support; ``biject_to`` for others.
     """
-
-    _on_device: jax.Array | None = None
-
-    def __getitem__(self, index: Any) -> Any:
-        if not any(isinstance(part, jax.Array) for part in jax.tree.leaves(index)):
-            return super().__getitem__(index)
-        if self._on_device is None:
-            with jax.ensure_compile_time_eval():  # one copy for all the places that index it
-                self._on_device = jnp.asarray(np.asarray(self))
-        return self._on_device[index]
+    return handlers.substitute(fn, substitute_fn=partial(_transformed, z, transforms or {}))
 
 
-def indexable(tree: Any) -> Any:
-    """The arguments of a model with their NumPy arrays made indexable by traced row numbers."""
-    return jax.tree.map(
-        lambda x: x.view(_Indexable) if isinstance(x, np.ndarray) and x.dtype.kind in "biufc" else x, tree
-    )
+def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
+    name = site["name"]
+    if site["type"] != "sample" or name not in z:
+        return None
+    fn, x = site["fn"], z[name]
+    transform = transform_of(name, fn, transforms)
+    step = site["infer"].get(SCAN_INDEX)
+    if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):
+        x = x[step]  # inside a scan, of a value for each of its steps
+    if name not in transforms and _is_real(fn.support):
+        return x
+    value = transform(x)
+    log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
+    # what is left of the event: as of a vector on the half line, whose coordinates are mapped one by one
+    event_dim = jnp.ndim(log_det) - jnp.ndim(value) + len(fn.event_shape)
+    numpyro.factor(f"_{name}_log_det", log_det.sum(tuple(range(-event_dim, 0))))
+    return value
+
+
+def _is_real(support: Any) -> bool:
+    if isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real

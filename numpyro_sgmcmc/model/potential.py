@@ -7,20 +7,19 @@ A potential is made anew from the arguments of every call and dies with it. It m
 
 from collections.abc import Iterator, Mapping
 import copy
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
-from numpyro.infer.util import _unconstrain_reparam, find_valid_initial_params
 
+from numpyro_sgmcmc.model.arrays import indexable
 from numpyro_sgmcmc.model.checks import checked_structure
-from numpyro_sgmcmc.model.handlers import indexable, minibatch
+from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.types import Plate, Rows, Sites
+from numpyro_sgmcmc.utils.compat import find_valid_initial_params
 
 
 class ModelPotential:
@@ -32,13 +31,22 @@ class ModelPotential:
     :param dict kwargs: its keyword arguments.
     :param dict plates: the plates that are minibatched.
     :param structure: the model's outline.
+    :param dict transforms: site -> NumPyro transform from unconstrained values to its support, in place of
+        ``biject_to(support)``.
     """
 
     def __init__(
-        self, model: Any, args: tuple, kwargs: Mapping[str, Any], plates: Mapping[str, Plate], structure: Structure
+        self,
+        model: Any,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        plates: Mapping[str, Plate],
+        structure: Structure,
+        transforms: Transforms | None = None,
     ):
         self.plates = plates
         self.structure = structure
+        self.transforms = transforms
         self.args, self.kwargs = args, dict(kwargs)
         self._model = model
         if structure.has_params:
@@ -46,7 +54,12 @@ class ModelPotential:
 
     @classmethod
     def of(
-        cls, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
+        cls,
+        model: Any,
+        model_args: tuple,
+        model_kwargs: Mapping[str, Any] | None,
+        batch_size: Any,
+        transforms: Transforms | None = None,
     ) -> "ModelPotential":
         """
         The potential of what a user hands in.
@@ -54,7 +67,8 @@ class ModelPotential:
         :raises ValueError: see :func:`~numpyro_sgmcmc.model.checks.checked_structure`.
         """
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
-        return cls(model, args, kwargs, *checked_structure(model, args, kwargs, batch_size))
+        plates, structure = checked_structure(model, args, kwargs, batch_size, transforms)
+        return cls(model, args, kwargs, plates, structure, transforms)
 
     @property
     def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -73,15 +87,17 @@ class ModelPotential:
         return {name: site["value"] for name, site in tr.items() if site["type"] == "param"}
 
     def some_rows(self) -> Rows:
-        """Rows for questions whose answer does not depend on them; O(batch), where all rows would be O(N)."""
-        return {name: jnp.arange(plate.batch_size, dtype=jnp.int32) for name, plate in self.plates.items()}
+        """
+        Rows for questions whose answer does not depend on them; O(batch), where all rows would be O(N). Never traced,
+        so that a NumPy array is indexed by NumPy and not copied to the device for them.
+        """
+        with jax.ensure_compile_time_eval():
+            return {name: jnp.arange(plate.batch_size, dtype=jnp.int32) for name, plate in self.plates.items()}
 
     def _trace(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
         key = jax.random.key(0) if rng_key is None else rng_key
-        substituted = handlers.substitute(
-            minibatch(self._model, rows, key), substitute_fn=partial(_unconstrain_reparam, z)
-        )
-        return handlers.trace(substituted).get_trace(*self.args, **self.kwargs)
+        at_z = unconstrained(minibatch(self._model, rows, key), z, self.transforms)
+        return handlers.trace(at_z).get_trace(*self.args, **self.kwargs)
 
     def _energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
         """Name, plates (name -> dim) and scaled energy, not summed, of every sample site."""
@@ -127,14 +143,17 @@ class ModelPotential:
 
     def constrain(self, z: Sites) -> dict[str, jax.Array]:
         """
-        Constrained values of the latents and those deterministic sites that have no row dimension.
+        Constrained values of the latents and those deterministic sites that do not depend on rows.
 
         Sites inside a minibatched plate are left out: they would be N numbers a draw, and evaluated at every step.
+        So are sites outside that depend on its rows, ``structure.left_out``: they would be those of one minibatch.
         """
         constrained = {}
         for name, site in self._trace(z, self.some_rows(), None).items():
-            deterministic = site["type"] == "deterministic" and not (
-                self.plates.keys() & {frame.name for frame in site["cond_indep_stack"]}
+            deterministic = (
+                site["type"] == "deterministic"
+                and name not in self.structure.left_out
+                and not self.plates.keys() & {frame.name for frame in site["cond_indep_stack"]}
             )
             if deterministic or (site["type"] == "sample" and name in z):
                 constrained[name] = site["value"]
@@ -151,15 +170,26 @@ class ModelPotential:
         potential._model = handlers.substitute(self._model, data=values)
         return potential
 
+    def latents(self, z: Sites) -> dict[str, jax.Array]:
+        """Constrained values of the latents."""
+        tr = self._trace(z, self.some_rows(), None)
+        return {name: tr[name]["value"] for name in z}
+
     def unconstrain(self, values: dict[str, jax.Array]) -> Sites:
         """The inverse of :meth:`constrain` for the latents among ``values``."""
         seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
         tr = handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*self.args, **self.kwargs)
-        return {name: biject_to(tr[name]["fn"].support).inv(value) for name, value in values.items()}
+        latents = values.keys() & self.prototype.keys()
+        inverse = {name: transform_of(name, tr[name]["fn"], self.transforms).inv for name in latents}
+        return {name: jnp.asarray(inverse[name](value)) for name, value in values.items() if name in latents}
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
         """A start of finite energy and gradient where one is found, by NumPyro's own search, on these rows."""
-        prototype = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.prototype.items()}
+        usual = ModelPotential(self._model, self.args, self.kwargs, self.plates, self.structure)
+        prototype = self.prototype
+        if self.transforms:  # the search is in NumPyro's own coordinates
+            prototype = jax.eval_shape(lambda z: usual.unconstrain(self.latents(z)), prototype)
+        prototype = {name: jnp.zeros(s.shape, s.dtype) for name, s in prototype.items()}
         (z, _, _), _ = find_valid_initial_params(
             rng_key,
             minibatch(self._model, rows, jax.random.key(0)),
@@ -168,7 +198,7 @@ class ModelPotential:
             model_kwargs=self.kwargs,
             prototype_params=prototype,
         )
-        return z
+        return self.unconstrain(usual.latents(z)) if self.transforms else z
 
 
 def constrained_latents(model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites) -> dict[str, jax.Array]:
@@ -177,9 +207,7 @@ def constrained_latents(model: Any, args: tuple, kwargs: Mapping[str, Any], z: S
     out here, are drawn; nothing depends on them unless a support does.
     """
     seeded = handlers.seed(minibatch(model), jax.random.key(0))
-    tr = handlers.trace(handlers.substitute(seeded, substitute_fn=partial(_unconstrain_reparam, z))).get_trace(
-        *args, **kwargs
-    )
+    tr = handlers.trace(unconstrained(seeded, z)).get_trace(*args, **kwargs)
     return {name: tr[name]["value"] for name in z}
 
 

@@ -1,5 +1,5 @@
 """
-What a model looks like from the data's side: which plates it has, which of them can be cut to a minibatch, and why not.
+What a model looks like from the data's side: its sample sites, its plates, and what depends on the rows of a plate.
 
 Everything here is decided from abstract traces, before anything is compiled, and leaves plain Python values behind.
 """
@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.contrib.module import ParamShape
-from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Unit, biject_to
+from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
 from numpyro.infer import init_to_sample
 
-from numpyro_sgmcmc.model.handlers import minibatch
+from numpyro_sgmcmc.model.arrays import named_leaves, without_data
+from numpyro_sgmcmc.model.dataflow import Fact, Lookup, follow
+from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
+from numpyro_sgmcmc.utils.compat import ParamShape
 
 
 class Site(NamedTuple):
@@ -27,8 +29,9 @@ class Site(NamedTuple):
     unconstrained: jax.ShapeDtypeStruct | None  # None for observed sites
     discrete: bool
     delta: bool
-    uses: frozenset[str]  # plates whose rows its log density depends on
-    one_number_in: frozenset[str]  # plates over which a factor is one number, broadcast
+    factor: bool
+    one_number_in: frozenset[str]  # plates over which its log density is one number, repeated
+    uses: frozenset[str] = frozenset()  # plates whose rows its log density depends on
 
 
 class Structure(NamedTuple):
@@ -41,6 +44,8 @@ class Structure(NamedTuple):
     mutable: tuple[str, ...]
     in_scan: Mapping[str, tuple[int, int | None]]  # plates inside `scan`, likewise
     randomised: bool
+    left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate and stand outside of it
+    lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate
 
     @property
     def latents(self) -> dict[str, Site]:
@@ -52,30 +57,74 @@ class Structure(NamedTuple):
         return {name: site.unconstrained for name, site in self.latents.items() if site.unconstrained is not None}
 
 
-def outline(model: Any, args: tuple, kwargs: Mapping[str, Any], batch_sizes: Mapping[str, int]) -> Structure:
+class _Statements(NamedTuple):
+    """What one trace says of each statement, in plain Python."""
+
+    sites: dict[str, Site]
+    deterministic: dict[str, tuple[str, ...]]  # name -> plates
+    frozen: tuple[str, ...]
+    has_params: bool
+    mutable: tuple[str, ...]
+
+
+def outline(
+    model: Any,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    batch_sizes: Mapping[str, int],
+    transforms: Transforms | None = None,
+) -> Structure:
     """
     Trace the model once, abstractly, with the named plates cut to the given lengths.
     """
-    found: dict[str, Any] = {}
     chosen = minibatch(model)
+    statements, facts, lookups = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
+    log_densities, values = facts
+    uses = {name: frozenset().union(*(fact.depends for fact in leaves)) for name, leaves in values.items()}
+    return Structure(
+        sites={name: site._replace(uses=log_densities[name].depends) for name, site in statements.sites.items()},
+        plates=chosen.declared,
+        frozen=statements.frozen,
+        has_params=statements.has_params,
+        mutable=statements.mutable,
+        in_scan=chosen.in_scan,
+        randomised=chosen.randomised,
+        left_out=tuple(
+            name
+            for name, plates in statements.deterministic.items()
+            if uses[name] and not batch_sizes.keys() & set(plates)
+        ),
+        lookups=tuple(lookups),
+    )
 
-    def run(rows: Rows) -> dict[str, jax.Array]:
+
+def _abstract_run(
+    chosen: minibatch,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    batch_sizes: Mapping[str, int],
+    transforms: Transforms | None,
+) -> tuple[_Statements, Any, list[Lookup]]:
+    """
+    :return: the statements; what is known of log densities and deterministic values, by name; the arrays indexed.
+    """
+    found: list[_Statements] = []
+    shapes, with_traced = without_data(args, kwargs)
+
+    def run(rows: Rows, arrays: dict[str, jax.Array]) -> Any:
         chosen.rows = rows
-        key = jax.random.key(0)
-        seeded = handlers.substitute(handlers.seed(chosen, key), substitute_fn=init_to_sample)
-        tr = handlers.trace(seeded).get_trace(*args, **kwargs)
-        densities = {name: site["fn"].log_prob(site["value"]) for name, site in tr.items() if site["type"] == "sample"}
-        found["trace"] = tr
-        # everything asked of the trace below is static; the shapes are read while the tracers live
-        found["sites"] = {name: _site(site, densities[name]) for name, site in tr.items() if site["type"] == "sample"}
-        found["frozen"] = tuple(
-            name for name, site in tr.items() if site["type"] == "param" and _is_used(site["value"])
-        )
-        return densities
+        traced_args, traced_kwargs = with_traced(arrays)
+        seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=init_to_sample)
+        tr = handlers.trace(seeded).get_trace(*traced_args, **traced_kwargs)
+        densities = {name: log_density(name, site) for name, site in tr.items() if site["type"] == "sample"}
+        # what is read here is static; the shapes are read while the tracers live
+        found.append(_read(tr, densities, transforms))
+        values = {name: _arrays(tr[name]["value"]) for name in found[-1].deterministic}
+        return densities, values
 
-    shapes = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
+    rows = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
     try:
-        jaxpr, out = jax.make_jaxpr(run, return_shape=True)(shapes)
+        closed, out = jax.make_jaxpr(run, return_shape=True)(rows, shapes)
     except Exception as error:
         declared = {name: n for name, (size, n) in chosen.declared.items() if n is not None and n < size}
         if declared and not batch_sizes:
@@ -84,17 +133,33 @@ def outline(model: Any, args: tuple, kwargs: Mapping[str, Any], batch_sizes: Map
                 f", not a minibatch of it (the model declares subsample_size={declared})."
             )
         raise
-    used = _dependence(jaxpr.jaxpr, sorted(shapes), sorted(out))
-    tr = found["trace"]
-    return Structure(
-        sites={name: site._replace(uses=used[name]) for name, site in found["sites"].items()},
-        plates=chosen.declared,
-        frozen=found["frozen"],
-        has_params=any(site["type"] == "param" for site in tr.values()),
-        mutable=tuple(name for name, site in tr.items() if site["type"] == "mutable"),
-        in_scan=chosen.in_scan,
-        randomised=chosen.randomised,
+    # dicts are flattened in the order of their keys
+    inputs = [Fact(frozenset([name]), row_of=name) for name in sorted(rows)]
+    inputs += [Fact(argument=name) for name in sorted(shapes)]
+    named = named_leaves(args, kwargs)
+    constants = [Fact(argument=next((name for name, x in named if x is const), "")) for const in closed.consts]
+    facts, lookups = follow(closed.jaxpr, inputs, constants)
+    return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups
+
+
+def log_density(name: str, site: Any) -> jax.Array:
+    """The log density of a site, not scaled. Where it fails, ``name`` is looked up in the traceback."""
+    return site["fn"].log_prob(site["value"])
+
+
+def _read(tr: Mapping[str, Any], densities: Mapping[str, jax.Array], transforms: Transforms | None) -> _Statements:
+    of_type = lambda kind: {name: site for name, site in tr.items() if site["type"] == kind}  # noqa: E731
+    return _Statements(
+        sites={name: _site(name, site, densities[name], transforms) for name, site in of_type("sample").items()},
+        deterministic={name: tuple(_plates(site)) for name, site in of_type("deterministic").items()},
+        frozen=tuple(name for name, site in of_type("param").items() if _is_used(site["value"])),
+        has_params=bool(of_type("param")),
+        mutable=tuple(of_type("mutable")),
     )
+
+
+def _arrays(value: Any) -> list[jax.Array]:
+    return [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
 
 
 def _is_used(value: Any) -> bool:
@@ -103,39 +168,45 @@ def _is_used(value: Any) -> bool:
     return not all(is_shape(leaf) for leaf in jax.tree.leaves(value, is_leaf=is_shape))
 
 
-def _site(site: Any, log_prob: jax.Array) -> Site:
+def _plates(site: Any) -> dict[str, int]:
+    return {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+
+
+def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | None) -> Site:
     fn: Distribution = site["fn"]
     observed = bool(site["is_observed"])
-    plates = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
     discrete = bool(fn.support is not None and fn.support.is_discrete) if not observed else False
     unconstrained = None
     if not observed and not discrete:
-        value = biject_to(fn.support).inv(site["value"])
+        value = transform_of(name, fn, transforms).inv(site["value"])
         unconstrained = jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
-    broadcast = frozenset()
-    if isinstance(fn, ExpandedDistribution) and isinstance(fn.base_dist, Unit):
-        inner = fn.base_dist.batch_shape
-        broadcast = frozenset(name for name, dim in plates.items() if len(inner) < -dim or inner[dim] == 1)
+    own, values = own_batch_shape(fn), jnp.shape(site["value"])[: jnp.ndim(site["value"]) - fn.event_dim]
     return Site(
         observed=observed,
-        plates=plates,
+        plates=_plates(site),
         log_prob_shape=jnp.shape(log_prob),
         unconstrained=unconstrained,
         discrete=discrete,
         delta=isinstance(fn, Delta) and not observed,
-        uses=frozenset(),
-        one_number_in=broadcast,
+        factor=isinstance(fn, Unit) or (isinstance(fn, ExpandedDistribution) and isinstance(fn.base_dist, Unit)),
+        one_number_in=frozenset(
+            frame.name
+            for frame in site["cond_indep_stack"]
+            if not any(has_rows(shape, frame.dim, frame.size) for shape in (own, values))
+        ),
     )
 
 
-def _dependence(jaxpr: Any, inputs: list[str], outputs: list[str]) -> dict[str, frozenset[str]]:
-    """Which inputs each output depends on, by following the equations forward."""
-    depends = {var: frozenset([name]) for var, name in zip(jaxpr.invars, inputs)}
+def has_rows(shape: tuple[int, ...], dim: int, n: int) -> bool:
+    """Whether a shape has n elements in a dimension counted from the right."""
+    return len(shape) >= -dim and shape[dim] == n
 
-    def of(var: Any) -> frozenset[str]:
-        return frozenset() if hasattr(var, "val") else depends.get(var, frozenset())
 
-    for eqn in jaxpr.eqns:
-        everything = frozenset().union(*(of(var) for var in eqn.invars))
-        depends.update({var: everything for var in eqn.outvars})
-    return {name: of(var) for var, name in zip(jaxpr.outvars, outputs)}
+def own_batch_shape(fn: Distribution) -> tuple[int, ...]:
+    """The batch shape of a distribution before plates, or ``.expand``, repeat it."""
+    if isinstance(fn, ExpandedDistribution):
+        return own_batch_shape(fn.base_dist)
+    if isinstance(fn, Independent):
+        own = own_batch_shape(fn.base_dist)
+        return own[: max(0, len(own) - fn.reinterpreted_batch_ndims)]
+    return fn.batch_shape

@@ -1,8 +1,57 @@
-"""What rests on names of NumPyro or JAX that are not promised, or stands in for what they lack. One comment each."""
+"""
+What this package uses of NumPyro and JAX beyond their documented interfaces, each with the reason. A version that
+renames or drops one of them fails ``tests/test_compat.py`` first, by name.
+"""
 
 import sys
+import traceback
+from types import CodeType
+from typing import Any
 
-PACKAGES = ("numpyro_sgmcmc", "numpyro", "jax", "jaxlib")
+import numpyro
+from numpyro.contrib.control_flow.scan import scan_wrapper  # tells a `scan` from a `cond` among the messages
+from numpyro.contrib.module import ParamShape  # stands for a parameter that random_*_module gives a prior
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG  # keyword under which Gibbs hands over the values of its other blocks
+from numpyro.infer.util import find_valid_initial_params  # NumPyro's own search for a start, under every init strategy
+
+__all__ = [
+    "GIBBS_SITES_KWARG",
+    "SCAN_INDEX",
+    "ParamShape",
+    "bind",
+    "find_valid_initial_params",
+    "local_in_failing_frame",
+    "sample_code",
+    "scan_wrapper",
+    "stack_level",
+]
+
+PACKAGES = ("numpyro_sgmcmc", "numpyro", "jax", "jaxlib")  # whose lines no warning should point to
+SCAN_INDEX = "_scan_current_index"  # in site["infer"] inside a `scan`: the step, where a value is given for all steps
+
+
+def bind(eqn: Any, *operands: Any) -> list[Any]:
+    """The outputs of an equation of a jaxpr for other operands."""
+    # parameters that are functions, as of custom_jvp, are unpacked by get_bind_params
+    outputs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def sample_code() -> CodeType | None:
+    """The code of ``numpyro.sample``, to find its frame in a traceback: errors in a site do not name it."""
+    return getattr(numpyro.sample, "__code__", None)
+
+
+def local_in_failing_frame(error: BaseException, codes: tuple[CodeType | None, ...], name: str) -> Any:
+    """
+    A local variable of the innermost function with one of these codes through which the error came; None where there
+    is none, as where JAX has taken frames out of the traceback.
+    """
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in codes:
+            found = frame.f_locals.get(name, found)
+    return found
 
 
 def stack_level() -> int:

@@ -1,0 +1,82 @@
+"""NumPy arrays, memory maps among them, as arguments of a model that indexes them by traced row numbers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.util import not_jax_tracer
+
+
+class Indexable(np.ndarray):
+    """
+    A NumPy array that traced row numbers may index. It is not made a JAX array as a whole, for models ask NumPy about
+    their arguments: ``len(np.unique(group))``, ``int(y.max()) + 1``.
+    """
+
+    _on_device: jax.Array | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = [part for part in jax.tree.leaves(index) if isinstance(part, jax.Array)]
+        if not parts:
+            return super().__getitem__(index)
+        if all(map(not_jax_tracer, parts)):  # the rows alone go to the device, not the whole array
+            index = jax.tree.map(lambda part: np.asarray(part) if isinstance(part, jax.Array) else part, index)
+            return jnp.asarray(np.asarray(self)[index])
+        return self.on_device()[index]
+
+    def on_device(self) -> jax.Array:
+        """The array on the device: one copy for all the places that index it."""
+        if self._on_device is None:
+            with jax.ensure_compile_time_eval():
+                self._on_device = jnp.asarray(np.asarray(self))
+        return self._on_device
+
+    def standing_for(self, traced: jax.Array) -> "Indexable":
+        """This array with a traced one in the place of its copy on the device."""
+        view = self.view(Indexable)
+        view._on_device = traced
+        return view
+
+
+def indexable(tree: Any) -> Any:
+    """The arguments of a model with their NumPy arrays made indexable by traced row numbers."""
+
+    def convert(x: Any) -> Any:
+        plain = isinstance(x, np.ndarray) and not isinstance(x, Indexable) and x.dtype.kind in "biufc"
+        return x.view(Indexable) if plain else x
+
+    return jax.tree.map(convert, tree)
+
+
+def named_leaves(args: tuple, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The leaves of the arguments with their names, ``argument 1`` or ``y=``, in the order of ``jax.tree.leaves``."""
+
+    def name(path: Any) -> str:
+        _, first, *rest = path
+        top = f"{first.key}=" if isinstance(first, jax.tree_util.DictKey) else f"argument {first.idx + 1}"
+        return top + jax.tree_util.keystr(tuple(rest))
+
+    return [(name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path((args, dict(kwargs)))]
+
+
+def without_data(args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
+    """
+    The arguments of a model for an abstract trace, which takes no NumPy array to the device.
+
+    :return: shapes of the indexable arrays by name, and the function that puts traced arrays in the place of their
+        copies on the device.
+    """
+    named = named_leaves(args, kwargs)
+    treedef = jax.tree.structure((args, dict(kwargs)))
+    shapes = {
+        name: jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+        for name, leaf in named
+        if isinstance(leaf, Indexable)
+    }
+
+    def with_traced(traced: Mapping[str, jax.Array]) -> Any:
+        return treedef.unflatten([leaf.standing_for(traced[name]) if name in traced else leaf for name, leaf in named])
+
+    return shapes, with_traced

@@ -1,0 +1,124 @@
+"""
+Follows the row numbers of the plates through the trace of a model: which values depend on them, and which arrays they
+index.
+
+A forward pass over the equations of a jaxpr, with calls inlined. A value remains *row numbers* while it is only copied,
+cast, broadcast or reshaped. Arithmetic makes *computed* numbers of it (``rows + 1``), and a look-up makes data
+(``group[rows]``), which may index anything.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import Literal, primitives as prim
+import jax.numpy as jnp
+
+_COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
+_RESHAPES = {prim.broadcast_in_dim_p, prim.reshape_p, prim.squeeze_p, prim.slice_p, prim.transpose_p}
+_CALLS = {prim.jit_p, prim.closed_call_p, prim.remat_p, prim.custom_jvp_call_p, prim.custom_vjp_call_p}
+
+
+class Fact(NamedTuple):
+    """What is known of one value of the trace."""
+
+    depends: frozenset[str] = frozenset()  # plates whose rows it depends on
+    row_of: str | None = None  # the plate whose row numbers its elements are
+    computed_from: frozenset[str] = frozenset()  # plates from whose row numbers it is computed
+    negative_in: str | None = None  # it says which row numbers of this plate are negative
+    columns: tuple["Fact", ...] = ()  # of index vectors: what each of their components is
+    argument: str = ""  # the argument of the model that it is
+
+
+class Lookup(NamedTuple):
+    """An array indexed by numbers that come from a plate, one element of ``dim`` at a time."""
+
+    plate: str
+    exact: bool  # by row numbers, not by numbers computed from them
+    shape: tuple[int, ...]
+    dim: int
+    argument: str
+
+
+def follow(jaxpr: Any, inputs: Sequence[Fact], constants: Sequence[Fact]) -> tuple[list[Fact], list[Lookup]]:
+    """
+    :param jaxpr: trace, without its constants.
+    :param inputs: what is known of its inputs.
+    :param constants: what is known of its constants.
+    :return: what is known of the outputs, and the arrays that are indexed by a plate.
+    """
+    lookups: list[Lookup] = []
+    return _follow(jaxpr, inputs, constants, lookups), lookups
+
+
+def _follow(jaxpr: Any, inputs: Sequence[Fact], constants: Sequence[Fact], lookups: list[Lookup]) -> list[Fact]:
+    facts = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
+
+    def of(var: Any) -> Fact:
+        return Fact() if isinstance(var, Literal) else facts.get(var, Fact())
+
+    for eqn in jaxpr.eqns:
+        facts.update(zip(eqn.outvars, _outputs(eqn, [of(var) for var in eqn.invars], lookups)))
+    return [of(var) for var in jaxpr.outvars]
+
+
+def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup]) -> list[Fact]:
+    depends = frozenset().union(*(fact.depends for fact in inputs))
+    if eqn.primitive in _CALLS:
+        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        return _follow(getattr(body, "jaxpr", body), inputs, (), lookups)
+    if eqn.primitive is prim.scan_p:
+        body = eqn.params["jaxpr"].jaxpr
+        _follow(body, _of_one_step(eqn, body, inputs), (), lookups)
+        return [Fact(depends)] * len(eqn.outvars)
+    if eqn.primitive in _COPIES:
+        return inputs
+    if eqn.primitive in _RESHAPES:
+        return [Fact(depends, inputs[0].row_of, inputs[0].computed_from)] * len(eqn.outvars)
+    if eqn.primitive is prim.concatenate_p:
+        return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
+    if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
+        return [Fact(depends, negative_in=inputs[0].row_of)]
+    if eqn.primitive is prim.select_n_p and inputs[0].negative_in and inputs[0].negative_in == inputs[1].row_of:
+        return [inputs[1]]  # select(i < 0, i, i + N): how JAX reads an index from the end
+    if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
+        lookups.extend(_lookups(eqn, inputs))
+        inputs = inputs[:1]  # what is looked up has nothing of the numbers it was looked up by
+    sources = _sources(inputs)
+    integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
+    return [Fact(depends, computed_from=sources if integer else frozenset()) for integer in integers]
+
+
+def _of_one_step(eqn: Any, body: Any, inputs: list[Fact]) -> list[Fact]:
+    """What a step of a scan is given: elements of what it scans, and values that may change from step to step."""
+    depends, sources = frozenset().union(*(fact.depends for fact in inputs)), _sources(inputs)
+    scanned = [inner.aval.ndim < outer.aval.ndim for inner, outer in zip(body.invars, eqn.invars)]
+    varying = [Fact(depends, computed_from=sources, argument=fact.argument) for fact in inputs]
+    return [fact if of_step else other for fact, other, of_step in zip(inputs, varying, scanned)]
+
+
+def _sources(inputs: Sequence[Fact]) -> frozenset[str]:
+    """Plates whose row numbers are among the inputs, as they are or computed with."""
+    exact = {fact.row_of for fact in inputs if fact.row_of is not None}
+    return frozenset(exact).union(*(fact.computed_from for fact in inputs))
+
+
+def _columns(eqn: Any, inputs: list[Fact]) -> tuple[Fact, ...]:
+    dim = eqn.params["dimension"]
+    if dim != eqn.outvars[0].aval.ndim - 1:
+        return ()
+    return tuple(fact for var, fact in zip(eqn.invars, inputs) for _ in range(var.aval.shape[dim]))
+
+
+def _lookups(eqn: Any, inputs: list[Fact]) -> list[Lookup]:
+    array, shape = inputs[0], eqn.invars[0].aval.shape
+    if eqn.primitive is prim.gather_p:
+        dims = eqn.params["dimension_numbers"].start_index_map
+        columns = inputs[1].columns or (inputs[1],) * len(dims)
+    else:
+        dims, columns = range(len(shape)), inputs[1:]
+    return [
+        Lookup(plate, plate == column.row_of, shape, dim, array.argument)
+        for dim, column in zip(dims, columns)
+        if eqn.params["slice_sizes"][dim] == 1  # a window has its own length
+        for plate in _sources([column])
+    ]
