@@ -63,9 +63,16 @@ def test_the_readmes_example(capsys, monkeypatch):
     assert "posterior" in names["idata"] and "Number of divergences: 0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/notation.md", "docs/host.md"])
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{page}.md" for page in ("design", "notation", "numpyro", "step_sizes")),
+]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_links_between_pages_lead_somewhere(name):
-    page = ROOT / name
+    page = ROOT / f"{name}.md"
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{name} links to {target}"
 

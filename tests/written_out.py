@@ -1,5 +1,5 @@
 """
-The samplers once more, in plain NumPy and from the equations alone: dynamics by the letters of docs/design.md,
+The samplers once more, in plain NumPy and from the equations alone: dynamics by the letters of docs/notation.md,
 estimators by the formulas of their papers. Nothing of the package is used, nothing is fast.
 
 The model is a logistic regression: prior N(0, 4), rows x_i, y_i in {0, 1}.

@@ -28,7 +28,7 @@ class SGNHT(SGMCMC):
     :param gradient: gradient estimator.
     :param rows: row scheme. Independent batches by default: a thermostat balances white noise. Reshuffled rows hide
         the slow part of their noise from z but not from the momentum, and z comes out too narrow (0.47 to 0.97 of the
-        variance in docs/design.md).
+        variance in docs/measurements.md).
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): a short descent of
         a mean-field normal law, and thermostats at D + h s^2 / 2 with the variance s^2 of the gradient there, see

@@ -19,6 +19,7 @@ from jax.extend.core import primitives as p
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.types import Potential, Sites
+from numpyro_sgmcmc.utils import compat
 
 # outputs are linear in any one of the operands, and jointly
 _LINEAR = {p.add_p, p.sub_p, p.neg_p, p.convert_element_type_p, p.reshape_p, p.broadcast_in_dim_p, p.squeeze_p}
@@ -109,15 +110,9 @@ class _Program:
                 needed.update(set(equation.inputs) - known.keys())
         values = self.constants | known
         for eqn, inputs, outputs in reversed(equations):
-            values.update(zip(outputs, _bind(eqn, [values[k] for k in inputs])))
+            values.update(zip(outputs, compat.bind(eqn, *(values[k] for k in inputs))))
             values.update(known)
         return [values[number] for number in wanted]
-
-
-def _bind(eqn: Any, values: list[Any]) -> list[Any]:
-    """The results of an equation."""
-    results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-    return results if eqn.primitive.multiple_results else [results]
 
 
 def linear_predictor(

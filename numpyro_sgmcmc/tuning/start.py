@@ -5,7 +5,7 @@ A chain that falls into the posterior from afar turns potential energy into mome
 it, dxi = (p^2 / M - 1) dt: on the way up without bound, on the way down by at most 1 per unit of time. Until it is
 down the posterior comes out too narrow. On the other side, a thermostat that starts at D, below its balance
 D + h s^2 / 2, leaves the posterior too wide for about as many units of time as the balance is large. Hence a short
-descent for z, then a look at the variance of the gradient there. docs/design.md has the measurements.
+descent for z, then a look at the variance of the gradient there. docs/measurements.md has the numbers.
 
 The descent is of a mean-field normal law q = N(m, exp(2 s)), by :math:`E_q U - \sum_j s_j`, not of a point: the mode of
 a hierarchy with an unknown scale is the pit where the scale is 0, and no place to start from.

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
-LARGE = 2**14  # numbers in the largest array of a step, where a call begins to pay: docs/design.md
+LARGE = 2**14  # numbers in the largest array of a step, where a call begins to pay: docs/measurements.md
 # Operations whose arrays may be larger than what a step computes
 BRANCHES = ("cond", "while", "scan", "custom_vmap_call")
 IN_PLACE = ("scatter", "dynamic_update_slice")  # a table costs what is written of it
