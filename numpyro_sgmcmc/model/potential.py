@@ -3,6 +3,10 @@ NumPyro model -> U(z), the negative log joint density of its unconstrained laten
 each row, the minibatch estimate.
 
 A potential is made anew from the arguments of every call and dies with it. It may hold tracers; kernels never keep one.
+
+All latents stand outside the minibatched plates; :mod:`~numpyro_sgmcmc.model.checks` refuses others. Latents of the
+rows would be handled in ``_trace``, the one place where latents get their values: from a table with one entry a
+row it would take those of the batch.
 """
 
 from collections.abc import Iterator, Mapping
