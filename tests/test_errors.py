@@ -430,9 +430,9 @@ def test_a_bad_row_met_later_is_a_refused_step():
 
 @pytest.mark.parametrize("kernel", [SGLD, SGHMC, MSGNHT])
 def test_an_exploding_chain_keeps_its_last_finite_state_and_is_reported_once(kernel):
-    with pytest.warns(UserWarning, match="refused .* steps in a row.*step size is 1e\\+30") as caught:
+    with pytest.warns(UserWarning, match="refused every step .*step size is 1e\\+30") as caught:
         mcmc = run(kernel(good, step_size=1e30, batch_size=4, steps_per_sample=20))
-    assert len([w for w in caught if "in a row" in str(w.message)]) == 1
+    assert len([w for w in caught if "refused" in str(w.message)]) == 1
     assert mcmc.get_extra_fields()["diverging"].all()
     state = mcmc.last_state
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.z, state.momentum, state.thermostat)))
@@ -440,24 +440,20 @@ def test_an_exploding_chain_keeps_its_last_finite_state_and_is_reported_once(ker
 
 
 @pytest.mark.parametrize("chain_method", ["vectorized", jax.vmap])
-def test_each_chain_that_stands_still_is_reported_once(chain_method):
+def test_chains_that_stand_still_are_reported_together(chain_method):
     kernel = SGHMC(good, step_size=1e30, batch_size=4, steps_per_sample=20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(kernel, num_chains=3, chain_method=chain_method)
-    assert len([w for w in caught if "in a row" in str(w.message)]) == 3
+    assert [str(w.message)[:19] for w in caught if "refused" in str(w.message)] == ["3 of 3 chains (0, 1"]
 
 
-def test_chains_that_stand_still_under_a_map_of_the_users_own():
+def test_the_state_counts_refusals_under_a_map_of_the_users_own():
     """Three chains at each of two step sizes, one of them absurd."""
 
     def make(h):
         return SGHMC(good, step_size=lambda i: h, batch_size=4, steps_per_sample=200)
 
     state = make(1e-3).init(random.split(random.key(0), 3), 0, None, (Y,), {})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        refused = jax.vmap(lambda h: make(h).sample(state, (Y,), {}).refused)(jnp.array([1e-3, 1e30]))
-        jax.effects_barrier()
-    assert len([w for w in caught if "step size is 1e+30" in str(w.message)]) == 3
+    refused = jax.vmap(lambda h: make(h).sample(state, (Y,), {}).refused)(jnp.array([1e-3, 1e30]))
     assert (refused[0] == 0).all() and (refused[1] > 100).all()

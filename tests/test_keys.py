@@ -74,7 +74,7 @@ def test_no_key_is_used_twice(kernel_class, used):
             state = kernel.sample(state, ARGS, {})
             kept.append(state.rng_key)
     kept = {tuple(np.asarray(key).tolist()) for key in kept}
-    # the end of a transition looks at the rows that the next step will see, so those come twice
+    # the end of a transition looks at the rows of its last step again
     rows = [(key, number) for use, key, number in used if use == "rows"]
     assert all(rows.count(one) <= 2 for one in rows)
     drawn = [key for use, key, _ in used if use != "rows"]

@@ -127,6 +127,7 @@ def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
             momentum=() if p is None else dictionary(p),
             thermostat=dictionary(xi) if kernel_class is MSGNHT else () if xi is None else jnp.asarray(xi),
             gradient=() if carried is None else dictionary(carried),
+            last_finite=start.z if kernel.integrator.evaluates_start else (),
         )
         supply = itertools.cycle(NOISES[: sum(letter in "NOE" for letter in word)])
         monkeypatch.setattr(noise, "normal_like", lambda key, tree: dictionary(next(supply)))

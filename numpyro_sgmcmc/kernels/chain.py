@@ -189,7 +189,8 @@ class Chain:
         one step if that position is known, else to the start of the transition.
         """
         if not self.integrator.evaluates_end:
-            rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
+            last = state.rows_state._replace(t=state.rows_state.t - 1)
+            rows, _ = next_rows(self.rows, last, potential.plates)
             inside = jnp.isfinite(potential.estimate(state.z, rows, stream(before.rng_key, DRAW)))
             start = state if self.integrator.evaluates_start else before._replace(refused=state.refused)
             phase = trees.where(inside, state.phase, self._back(start))
