@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import random
+from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
-from numpyro.util import not_jax_tracer
 
 from numpyro_sgmcmc.model.linear import linear_predictor
 from numpyro_sgmcmc.types import Sites
@@ -120,7 +120,7 @@ def check_predictor(potential: Any, given: Any, label: str) -> None:
     closed = jax.make_jaxpr(lambda: _discrepancies(potential, row_predictor(potential, given, label), rows))()
     # the data are arguments of what is compiled: a closure would make constants, copies, of them
     errors = jax.jit(lambda consts: jaxpr_as_fun(closed.replace(consts=consts))())(closed.consts)
-    if not all(map(not_jax_tracer, errors)):
+    if any(isinstance(error, Tracer) for error in errors):
         return
     tolerance = float(jnp.finfo(jnp.result_type(*errors)).eps) ** 0.4
     not_affine, not_alone = (bool(error > tolerance) for error in errors)

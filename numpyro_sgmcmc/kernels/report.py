@@ -67,7 +67,11 @@ def _rebuild(chains: int, children: Any) -> Monitor:
     return collected(monitor, chains)
 
 
-jax.tree_util.register_pytree_node(Collected, lambda node: (tuple(node), node.chains), _rebuild)
+jax.tree_util.register_pytree_node(
+    Collected,
+    lambda node: (tuple(node), node.chains),
+    _rebuild,  # pyright: ignore[reportArgumentType]
+)
 
 
 def _is_whole_run(monitor: Monitor, chains: int) -> bool:

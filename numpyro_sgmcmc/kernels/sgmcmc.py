@@ -13,10 +13,9 @@ import warnings
 
 import jax
 from jax import random
+from jax.core import Tracer
 import jax.numpy as jnp
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import is_prng_key, not_jax_tracer
 
 from numpyro_sgmcmc.dynamics.splitting import Splitting, named
 from numpyro_sgmcmc.kernels.chain import Chain
@@ -28,6 +27,7 @@ from numpyro_sgmcmc.model.handlers import full_rows, indexable
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
     check_energies,
@@ -39,6 +39,7 @@ from numpyro_sgmcmc.utils.validation import (
     checked_init_strategy,
     checked_model,
     checked_part,
+    is_key,
 )
 
 
@@ -187,7 +188,7 @@ class SGMCMC(MCMCKernel):
             wrong names or shapes; an energy that is not finite at the start, by site.
         """
         rng_key = _raw(rng_key)
-        batched = not is_prng_key(rng_key)
+        batched = not is_key(rng_key)
         if batched and rng_key.shape[0] == 1:
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
             rng_key, batched = rng_key[0], False
@@ -203,7 +204,7 @@ class SGMCMC(MCMCKernel):
         mark = fingerprint(model_args, _without_siblings(model_kwargs))
         start = partial(self._start_chains, num_warmup=steps, fingerprint=mark)
         state, energies = on_potential(start)(rng_key, init_params)
-        if not_jax_tracer(rng_key):
+        if not isinstance(rng_key, Tracer):
             check_energies(energies)
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # inside of a map over chains the energies are not known; those of a start of our own are
@@ -228,7 +229,7 @@ class SGMCMC(MCMCKernel):
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """One MCMC transition: ``steps_per_sample`` steps of every chain in ``state``."""
         batched = jnp.ndim(state.i) == 1
-        if batched == is_prng_key(state.rng_key):
+        if batched == is_key(state.rng_key):
             raise ValueError(
                 f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
                 f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
@@ -277,7 +278,7 @@ class SGMCMC(MCMCKernel):
                 init_params = potential.unconstrain(init_params)
             return self._chain.init(potential, rng_key, init_params, num_warmup, fingerprint)
 
-        return one(rng_key, init_params) if is_prng_key(rng_key) else jax.vmap(one)(rng_key, init_params)
+        return one(rng_key, init_params) if is_key(rng_key) else jax.vmap(one)(rng_key, init_params)
 
     def _potential(self, model_args, model_kwargs) -> ModelPotential:
         return ModelPotential.of(self._model, model_args, model_kwargs, self.batch_size)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
-from numpyro.util import not_jax_tracer
 
 
 class Indexable(np.ndarray):
@@ -21,7 +21,7 @@ class Indexable(np.ndarray):
         parts = [part for part in jax.tree.leaves(index) if isinstance(part, jax.Array)]
         if not parts:
             return super().__getitem__(index)
-        if all(map(not_jax_tracer, parts)):  # the rows alone go to the device, not the whole array
+        if not any(isinstance(part, Tracer) for part in parts):  # the rows alone go to the device, not the whole array
             index = jax.tree.map(lambda part: np.asarray(part) if isinstance(part, jax.Array) else part, index)
             return jnp.asarray(np.asarray(self)[index])
         return self.on_device()[index]

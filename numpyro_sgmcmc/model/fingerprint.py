@@ -6,6 +6,7 @@ import zlib
 
 import jax
 from jax.core import Tracer
+import jax.numpy as jnp
 import numpy as np
 
 ROWS = 16  # looked at in each array, spread evenly
@@ -30,12 +31,14 @@ def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> in
 def _bytes(leaf: Any) -> bytes:
     if isinstance(leaf, (bool, int, float, complex, str)):
         return repr(leaf).encode()
-    if not isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
+    if isinstance(leaf, np.generic):
+        leaf = np.asarray(leaf)
+    if not isinstance(leaf, (np.ndarray, jax.Array)):
         return b""
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
         return f"{leaf.shape}{leaf.dtype}".encode()
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # on the device and off it the same data
     shape = leaf.shape
-    if leaf.ndim and len(leaf):
-        leaf = leaf[np.unique(np.linspace(0, len(leaf) - 1, ROWS).astype(int))]
+    if shape and shape[0]:
+        leaf = leaf[np.unique(np.linspace(0, shape[0] - 1, ROWS).astype(int))]
     return f"{shape}{dtype}".encode() + np.ascontiguousarray(leaf, dtype).tobytes()

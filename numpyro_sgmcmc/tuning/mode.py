@@ -19,7 +19,7 @@ from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
-from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model
+from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
 
 FIRST, LAST = 0.1, 1e-6  # Adam's step, in the units of a coordinate: 1 at first
 ROUNDS = 8  # at most
@@ -83,7 +83,7 @@ def find_mode(
         True
     """
     checked_model(model)
-    if not _is_key(rng_key):
+    if not is_key(rng_key):
         raise TypeError("the second argument is the random key: find_mode(model, jax.random.key(0), *args).")
     num_steps = checked_count("num_steps", num_steps)
     batch_size = checked_batch_size(batch_size)
@@ -117,15 +117,6 @@ def find_mode(
         units = _grown(units, begin, z, num_steps)
     _warn(squared, curvature, trees.size(z))
     return z
-
-
-def _is_key(value: Any) -> bool:
-    """A single key, typed or raw."""
-    if not hasattr(value, "dtype"):
-        return False
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return value.shape == ()
-    return value.dtype == jnp.uint32 and value.shape in ((2,), (4,))
 
 
 def _model_arguments(

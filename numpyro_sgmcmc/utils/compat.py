@@ -8,6 +8,7 @@ import traceback
 from types import CodeType
 from typing import Any
 
+import jax
 import numpyro
 from numpyro.contrib.control_flow.scan import scan_wrapper  # tells a `scan` from a `cond` among the messages
 from numpyro.contrib.module import ParamShape  # stands for a parameter that random_*_module gives a prior
@@ -20,6 +21,7 @@ __all__ = [
     "ParamShape",
     "bind",
     "find_valid_initial_params",
+    "jit_is_disabled",
     "local_in_failing_frame",
     "sample_code",
     "scan_wrapper",
@@ -35,6 +37,11 @@ def bind(eqn: Any, *operands: Any) -> list[Any]:
     # parameters that are functions, as of custom_jvp, are unpacked by get_bind_params
     outputs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def jit_is_disabled() -> bool:
+    """Whether ``jax.disable_jit()`` is on: JAX offers no function that tells."""
+    return bool(getattr(jax.config, "jax_disable_jit"))  # noqa: B009, unknown to the type checker
 
 
 def sample_code() -> CodeType | None:

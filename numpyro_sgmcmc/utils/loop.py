@@ -16,6 +16,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.utils import compat
+
 LARGE = 2**14  # numbers in the largest array of a step, where a call begins to pay: docs/measurements.md
 # Operations whose arrays may be larger than what a step computes
 BRANCHES = ("cond", "while", "scan", "custom_vmap_call")
@@ -26,7 +28,7 @@ PASSED_OVER = BRANCHES + IN_PLACE + MASKS
 
 def repeat(step: Callable[[Any], Any], state: Any, times: int) -> Any:
     """``step(step(... step(state)))``, ``times`` times, with ``step`` traced once."""
-    if times == 1 or jax.config.jax_disable_jit:  # a model can be debugged where nothing is traced
+    if times == 1 or compat.jit_is_disabled():  # a model can be debugged where nothing is traced
         for _ in range(times):
             state = step(state)
         return state

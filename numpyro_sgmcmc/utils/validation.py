@@ -20,6 +20,15 @@ def checked_model(model: Any) -> Any:
     return model
 
 
+def is_key(value: Any) -> bool:
+    """Whether it is a single random key, typed or raw."""
+    if not hasattr(value, "dtype"):
+        return False
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value.shape == ()
+    return value.dtype == jnp.uint32 and value.shape in ((2,), (4,))
+
+
 def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     """
     What can be said of ``batch_size`` before a model is seen.
@@ -125,19 +134,50 @@ def check_like_z(
     what: str, given: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], *, scalars: bool = False
 ) -> None:
     """
-    :raises ValueError: not a dict with a value of the right shape (or a scalar) for each latent site.
+    :raises ValueError: not a dict with a finite value of the right shape (or a scalar) for each latent site.
+    """
+    _check_sites(what, given, prototype, scalars=scalars)
+    for name in prototype:
+        if name not in given:
+            raise ValueError(f"{what} has no entry for the latent site {name!r}.")
+        if not np.isfinite(np.asarray(given[name], float)).all():
+            raise ValueError(f"{what}[{name!r}] holds a number that is not finite.")
+
+
+def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+    """
+    :raises ValueError: not a dict of unconstrained values of latent sites, with an axis of chains where ``batched``.
+    """
+    if init_params is not None:
+        _check_sites("init_params", init_params, prototype, batched=batched)
+
+
+def _check_sites(
+    what: str,
+    given: Any,
+    prototype: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    batched: bool = False,
+    scalars: bool = False,
+) -> None:
+    """
+    :raises ValueError: not a dict of values by site, the name of no site, or a value of the wrong shape.
     """
     if not isinstance(given, Mapping):
         raise ValueError(f"{what} must be a dict of unconstrained values by site, got {type(given)}.")
-    _check_names(what, given, prototype)
-    for name, site in prototype.items():
-        if name not in given:
-            raise ValueError(f"{what} has no entry for the latent site {name!r}.")
-        shape = np.shape(given[name])
-        if shape != site.shape and not (scalars and shape == ()):
-            raise ValueError(f"{what}[{name!r}] has shape {shape}; the unconstrained site has {site.shape}.")
-        if not np.isfinite(np.asarray(given[name], float)).all():
-            raise ValueError(f"{what}[{name!r}] holds a number that is not finite.")
+    unknown = sorted(set(given) - set(prototype))
+    if unknown:
+        raise ValueError(
+            f"{what} names {', '.join(map(repr, unknown))}; the latent sites of the model are "
+            f"{', '.join(map(repr, prototype))}."
+        )
+    for name, value in given.items():
+        shape = np.shape(value)[1:] if batched else np.shape(value)
+        if shape != prototype[name].shape and not (scalars and shape == ()):
+            raise ValueError(
+                f"{what}[{name!r}] has shape {shape}{' for each chain' if batched else ''}; the unconstrained "
+                f"site has {prototype[name].shape}."
+            )
 
 
 def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
@@ -149,24 +189,6 @@ def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
             f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
             "Give the kernel a batch_size, or leave out gradient=."
         )
-
-
-def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
-    """
-    :raises ValueError: not a dict of unconstrained values of latent sites, with an axis of chains where ``batched``.
-    """
-    if init_params is None:
-        return
-    if not isinstance(init_params, Mapping):
-        raise ValueError(f"init_params must be a dict of unconstrained values by site, got {type(init_params)}.")
-    _check_names("init_params", init_params, prototype)
-    for name, value in init_params.items():
-        shape = np.shape(value)[1:] if batched else np.shape(value)
-        if shape != prototype[name].shape:
-            raise ValueError(
-                f"init_params[{name!r}] has shape {shape}{' for each chain' if batched else ''}; the unconstrained "
-                f"site has {prototype[name].shape}."
-            )
 
 
 def check_resumed(z: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
@@ -192,13 +214,4 @@ def check_energies(energies: Mapping[str, jax.Array]) -> None:
             f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Look for data that are "
             "missing or outside the support of that site's distribution; otherwise start elsewhere by init_params or "
             "init_strategy."
-        )
-
-
-def _check_names(what: str, given: Mapping[str, Any], prototype: Mapping[str, Any]) -> None:
-    unknown = sorted(set(given) - set(prototype))
-    if unknown:
-        raise ValueError(
-            f"{what} names {', '.join(map(repr, unknown))}; the latent sites of the model are "
-            f"{', '.join(map(repr, prototype))}."
         )
