@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, CustomGibbs, DiscreteGibbs, Gibbs
 import pytest
 
-from numpyro_sgmcmc import SGHMC, SGLD
+from numpyro_sgmcmc import SAGA, SGHMC, SGLD
 
 SHAPE, RATE, MEAN, K = models.precision_posterior(models.ROWS)
 
@@ -95,6 +95,33 @@ def test_refresh_looks_at_the_coming_batch():
     assert np.std(gradients) > 0.1
     expected = conditional_gradient(np.array(1.5), np.array(0.3), models.ROWS)
     np.testing.assert_allclose(np.mean(gradients), expected, rtol=1e-4)
+
+
+def warped(x):
+    """The sibling ``rate`` is part of the design."""
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    rate = numpyro.sample("rate", dist.Normal(1, 1))
+    with numpyro.plate("N", len(x)) as rows:
+        numpyro.sample("obs", dist.Normal(slope * jnp.sin(rate * jnp.arange(models.N)[rows]), 1), obs=x[rows])
+
+
+def move_rate(rng_key, gibbs_sites, hmc_sites):
+    return {"rate": gibbs_sites["rate"] + random.normal(rng_key)}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_sum_of_slopes_is_refreshed(place):
+    """After each sweep SAGA's sum is that of the stored slopes times the newest design, wherever its block stands."""
+    ours = SGLD(warped, step_size=1e-2, batch_size=models.B, gradient=SAGA("linear"), steps_per_sample=3)
+    blocks = [(CustomGibbs(move_rate), ["rate"])]
+    blocks.insert(place, (ours, ["slope"]))
+    state = f"block_states.{place}.gradient_state"
+    mcmc = run(Gibbs(blocks), 6, extra_fields=(f"{state}.total.slope", f"{state}.table"))
+    design = np.sin(np.asarray(mcmc.get_samples()["rate"])[:, None] * np.arange(models.N))
+    fields = mcmc.get_extra_fields()
+    # the predictor found is obs - mean or mean: the sign of the slopes cancels
+    spread = np.abs((fields[f"{state}.table"] * design).sum(1))
+    np.testing.assert_allclose(np.abs(fields[f"{state}.total.slope"]), spread, rtol=1e-3, atol=1e-3)
 
 
 def test_init_params_of_a_block_are_constrained():
