@@ -189,7 +189,7 @@ FAULTS = [
           "i.astype(jnp.int32)", "test_keys:counter"),
     Fault("counter: a period starts again", "schedules", "+ behind)", "+ 0 * behind)", "test_keys:counter"),
     # what is told
-    Fault("report: a run in the wrong order", "report", "np.asarray(chain)[:, 0]", "np.asarray(chain)[0]",
+    Fault("report: a run in the wrong order", "report", "np.asarray(packed)[:, 0, 0]", "np.asarray(packed)[0, :, 0]",
           "test_report:bar"),
     Fault("report: nothing is hot", "report", "HOT, COLD = 2.0", "HOT, COLD = 1e9", "test_report:limit"),
     Fault("report: always hot", "report", "HOT, COLD = 2.0", "HOT, COLD = 0.2", "test_report:right"),

@@ -72,7 +72,7 @@ PAGES = [
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_between_pages_lead_somewhere(name):
-    page = ROOT / f"{name}.md"
+    page = ROOT / name
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{name} links to {target}"
 

@@ -31,7 +31,7 @@ def logistic(x, y):
 RIGHT = {"step_size": 1e-2, "friction": 20.0}  # the frequency is about 20
 
 
-def make(model=logistic, method="vectorized", num_chains=2, num_samples=20, progress_bar=False, **options):
+def make(model=logistic, method="vectorized", num_chains=2, num_samples=50, progress_bar=False, **options):
     kernel = SGHMC(model, **RIGHT | {"batch_size": 500, "steps_per_sample": 20} | options)
     method = METHODS.get(method, method)
     if method == "parallel" and num_chains > jax.local_device_count():
@@ -96,7 +96,7 @@ def test_few_rows_that_are_not_finite(method):
 
 
 @pytest.mark.parametrize("progress_bar", [True, False])
-@pytest.mark.parametrize("num_chains, num_samples", [(1, 20), (4, 4), (2, 20)])
+@pytest.mark.parametrize("num_chains, num_samples", [(1, 50), (8, 8), (2, 50)])
 def test_with_the_bar_and_without_and_as_many_draws_as_chains(progress_bar, num_chains, num_samples):
     mcmc = make(num_chains=num_chains, num_samples=num_samples, progress_bar=progress_bar, step_size=9 / 20)
     (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
@@ -104,6 +104,43 @@ def test_with_the_bar_and_without_and_as_many_draws_as_chains(progress_bar, num_
     monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
     assert monitor.refused.shape == (num_chains, num_samples)
     assert told(lambda: jax.tree.map(np.asarray, mcmc.get_extra_fields(group_by_chain=True))) == []
+
+
+def counts(x, k):
+    b = numpyro.sample("b", dist.Normal(0, 5).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(x)) as rows:
+        numpyro.sample("k", dist.Poisson(jnp.exp(x[rows] @ b)), obs=k[rows])
+
+
+def test_a_chain_that_goes_back_and_forth():
+    """Every second step of SGLD begins where the energy is known to be finite, and its success says nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 3))
+    truth = np.array([1.0, -1.0, 0.5])
+    kernel = SGLD(counts, step_size=3e-3, batch_size=20, steps_per_sample=4)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=500, progress_bar=False)
+    k = rng.poisson(np.exp(x @ truth)).astype(float)
+    (message,) = told(lambda: mcmc.run(random.key(0), x, k, init_params={"b": jnp.asarray(truth, float)}))
+    assert "refused every step" in message
+    assert mcmc.get_extra_fields()["monitor"].refused.max() >= 100
+
+
+def test_a_short_run_is_not_judged_by_its_temperature():
+    """The momentum has hardly moved in these draws, so its mean square says nothing."""
+    x = 3 + np.random.default_rng(0).normal(size=1000)
+    found = []
+    for seed in range(8):
+        kernel = SGHMC(models.gaussian, step_size=1e-4, friction=30.0, batch_size=100)
+        mcmc = MCMC(kernel, num_warmup=50, num_samples=50, progress_bar=False)
+        found += told(lambda mcmc=mcmc, seed=seed: mcmc.run(random.key(seed), x, init_params={"mu": jnp.asarray(3.0)}))
+    assert found == []
+
+
+def test_an_argument_may_be_given_by_name_on_a_resume():
+    mcmc = make()
+    mcmc.run(random.key(0), X, Y)
+    mcmc.post_warmup_state = mcmc.last_state
+    assert told(lambda: mcmc.run(mcmc.last_state.rng_key, X, y=Y)) == []
 
 
 def test_a_warm_up_alone_says_nothing():

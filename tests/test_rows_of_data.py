@@ -61,9 +61,9 @@ def test_a_member_of_an_argument():
 
 def test_an_array_that_is_closed_over():
     short = jnp.asarray(Y[:6])
-    with pytest.raises(ValueError, match=r"indexes an array of shape \(6,\)"):
+    with pytest.raises(ValueError, match=r"indexes a closed-over array of shape \(6,\)"):
         init(lambda x: regression(x, short), X)
-    with pytest.raises(ValueError, match=r"indexes an array of shape \(6,\)"):
+    with pytest.raises(ValueError, match=r"indexes a closed-over array of shape \(6,\)"):
         init(lambda x: regression(x, jnp.asarray(Y[:6])), X)
 
 
@@ -210,3 +210,39 @@ def vectors_in_the_event(x, y):
 @pytest.mark.parametrize("batch_size", [1, DIM, B])
 def test_an_event_within_a_row_is_fine(batch_size):
     init(vectors_in_the_event, X, Y, batch_size=batch_size)
+
+
+def test_what_a_model_computes_may_be_longer_than_the_plate():
+    """A forecast, or a row of padding; data that are too long are refused."""
+
+    def forecast(x, y):
+        drift = numpyro.sample("drift", dist.Normal(0, 1).expand([N + 3]).to_event(1))
+        level = jnp.cumsum(drift)
+        with numpyro.plate("rows", N) as rows:
+            numpyro.sample("y", dist.Normal(level[rows], 1), obs=jnp.asarray(y)[rows])
+
+    init(forecast, X, Y)
+    with pytest.raises(ValueError, match=r"write x\[:5\]\[rows\]"):
+        init(regression, X, Y, size=5)
+
+
+@pytest.mark.parametrize("names", [np.array(["a", "b"] * (N // 2)), np.array(["2020-01-01"] * N, "datetime64[D]")])
+def test_strings_and_dates_among_the_arguments(names):
+    def model(x, y, names):
+        assert len(np.unique(names)) <= 2
+        regression(x, y)
+
+    kernel = SGLD(lambda x, y: model(x, y, names), step_size=0.1, batch_size=4)
+    by_argument = SGLD(model, step_size=0.1, batch_size=4)
+    state = by_argument.init(random.key(0), 0, None, (X, Y, names), {})
+    assert state.potential_estimate == kernel.init(random.key(0), 0, None, (X, Y), {}).potential_estimate
+
+
+def test_an_array_made_by_numpy_of_an_argument():
+    def model(x, y):
+        with_ones = np.column_stack([np.ones(len(x)), x])
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+        with numpyro.plate("rows", len(x)) as rows:
+            numpyro.sample("y", dist.Normal(with_ones[rows] @ w, 1), obs=y[rows])
+
+    assert np.isfinite(SGLD(model, step_size=0.1, batch_size=4).init(random.key(0), 0, None, (X, Y), {}).z["w"]).all()

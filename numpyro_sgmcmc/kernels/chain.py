@@ -87,6 +87,7 @@ class Chain:
         first = ()
         if self.integrator.carries_gradient:
             first = self.gradient.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
+        energy = sum(energies.values(), start=jnp.zeros(()))
         state = SGMCMCState(
             i=jnp.zeros((), jnp.uint32),
             z=phase.z,
@@ -98,10 +99,11 @@ class Chain:
             gradient_state=gradient_state,
             rows_state=rows_state,
             step_size=h,
-            potential_estimate=sum(energies.values(), start=jnp.zeros(())),
+            potential_estimate=energy,
             temperature=self.dynamics.temperature(phase),
             diverging=jnp.zeros((), bool),
-            refused=jnp.zeros((), jnp.int32),
+            # a zero that is mapped wherever the chains are, so that NumPyro's buffers fit from the start
+            refused=0 * jnp.isnan(energy).astype(jnp.int32),
             marks=Marks(0, jnp.uint32(num_warmup), fingerprint, 0).packed(),
             rng_key=rng_key,
         )
@@ -153,7 +155,8 @@ class Chain:
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         marks = Marks.of(state.marks)
         h = self.h(state.i, marks.wraps, state.z)
-        gradient_state = self.gradient.begin_step(potential, state.z, state.gradient_state, state.i, key_model)
+        key_begin = random.fold_in(key_model, 2**32 - 1)  # no child of a split of the key
+        gradient_state = self.gradient.begin_step(potential, state.z, state.gradient_state, state.i, key_begin)
 
         def gradient_fn(z: Sites) -> Evaluation:
             return self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
@@ -179,26 +182,33 @@ class Chain:
             step_size=h,
             potential_estimate=jnp.where(accepted, last.energy.astype(energy.dtype), energy),
             diverging=state.diverging | ~accepted,
-            refused=jnp.where(accepted, 0, state.refused + 1),
+            refused=jnp.where(accepted, self._still_refused(state), state.refused + 1),
         )
+
+    def _still_refused(self, state: SGMCMCState) -> jax.Array:
+        """
+        Steps refused in a row after a step that is accepted: none, unless it begins where the chain went back to, of
+        which nothing new is known. One coordinate tells, for the noise moves them all.
+        """
+        if not self.integrator.evaluates_start:
+            return jnp.zeros_like(state.refused)
+        here, known = (jax.tree.leaves(z)[0].ravel()[0] for z in (state.z, state.last_finite))
+        return jnp.where(here == known, state.refused, 0)
 
     def end(self, potential: ModelPotential, before: SGMCMCState, state: SGMCMCState) -> SGMCMCState:
         """
-        The state that is kept of a transition. Where the word does not evaluate the position at which it ends, its
-        energy is looked at, so that no draw lies outside of the support; where it is not finite, the chain goes back:
-        one step if that position is known, else to the start of the transition.
+        The state that is kept of a transition. Where the word does not evaluate the position at which it ends, the
+        energy of the prior is looked at there, which costs no data, so that no draw lies outside of its support. Where
+        it is not finite the chain goes back: one step if that position is known, else to the start of the transition.
         """
         if not self.integrator.evaluates_end:
-            last = state.rows_state._replace(t=state.rows_state.t - 1)
-            rows, _ = next_rows(self.rows, last, potential.plates)
-            inside = jnp.isfinite(potential.estimate(state.z, rows, stream(before.rng_key, DRAW)))
-            start = state if self.integrator.evaluates_start else before._replace(refused=state.refused)
+            inside = jnp.isfinite(potential.prior(state.z, stream(before.rng_key, DRAW)))
+            start = state if self.integrator.evaluates_start else before
             phase = trees.where(inside, state.phase, self._back(start))
             state = state.at(
                 phase,
-                last_finite=phase.z if self.integrator.evaluates_start else (),
                 diverging=state.diverging | ~inside,
-                refused=jnp.where(inside, state.refused, state.refused + 1),
+                refused=jnp.where(inside, state.refused, jnp.maximum(state.refused, before.refused) + 1),
             )
         return state._replace(temperature=self.dynamics.temperature(state.phase), rng_key=next_key(before.rng_key))
 

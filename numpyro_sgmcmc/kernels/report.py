@@ -13,6 +13,7 @@ import weakref
 
 import jax
 from jax.core import Tracer
+import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size
 
@@ -21,6 +22,8 @@ from numpyro_sgmcmc.utils.compat import stack_level
 STUCK = 100  # steps refused in a row after which a chain is reported
 HOT, COLD = 2.0, 0.5  # kinetic temperatures, for whole runs, that no right run has
 CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
+ENOUGH = 30  # effective draws for which a standard error means something
+BLATANT = 10.0  # a temperature that no draw of a right run falls short of all the time
 
 
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
@@ -30,9 +33,9 @@ class Monitor(NamedTuple):
     """
     What a chain says of itself at the end of a transition.
 
-    - **chain** - while a run is under way, the number of each of several vectorized chains, else ``()``.
+    - **chain** - the number of the chain in a state of several, else 0; ``()`` once a run has ended.
     - **refused** - steps refused in a row.
-    - **temperature** - kinetic temperature, or ``()``.
+    - **temperature** - kinetic temperature; NaN without a momentum.
     - **step_size** - that of the last step.
     - **data_changed** - whether the data are not those that the chain was started with.
     """
@@ -44,47 +47,52 @@ class Monitor(NamedTuple):
     data_changed: Any
 
 
-class Collected(Monitor):
-    """A :class:`Monitor` that reports when it is rebuilt from the arrays of a whole run, and then is a plain one."""
-
-    chains: int
-
-
-def collected(monitor: Monitor, chains: int) -> Any:
+class Collected:
     """
-    :param int chains: those that are vectorized in one state, else 1.
+    A :class:`Monitor` packed into one array, along its last axis, as each collected array costs some 5 us a call. When
+    it is rebuilt from the arrays of a whole run it reports, and what is rebuilt is a :class:`Monitor`.
     """
-    node = Collected(*monitor)
-    node.chains = chains
-    return node
+
+    def __init__(self, packed: Any, chains: int):
+        self.packed, self.chains = packed, chains
+
+    @classmethod
+    def of(cls, monitor: Monitor, chains: int) -> "Collected":
+        """
+        :param int chains: those that are vectorized in one state, else 1.
+        """
+        return cls(jnp.stack([jnp.asarray(part, jnp.float32) for part in monitor], -1), chains)
+
+    def is_whole_run(self) -> bool:
+        """Whether the axes are chains and draws. Under way NumPyro has draws in front, or no axis of chains."""
+        packed = self.packed
+        if not isinstance(packed, (jax.Array, np.ndarray)) or isinstance(packed, Tracer) or packed.ndim != 3:
+            return False
+        if self.chains == 1:
+            return True
+        if packed.shape[0] != self.chains:
+            return False
+        # as many draws as chains: what is in the array tells the two orders apart
+        return packed.shape[1] != self.chains or bool((np.asarray(packed)[:, 0, 0] == np.arange(self.chains)).all())
 
 
-def _rebuild(chains: int, children: Any) -> Monitor:
-    monitor = Monitor(*children)
-    if _is_whole_run(monitor, chains):
-        report(monitor)
-        return monitor._replace(chain=())  # the same under every chain method
-    return collected(monitor, chains)
+def _rebuild(chains: int, children: Any) -> Any:
+    (packed,) = children
+    collected = Collected(packed, chains)
+    if not collected.is_whole_run():
+        return collected
+    if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
+        _reported[0] = weakref.ref(packed)
+        report(_unpacked(packed))
+    return _unpacked(packed)
 
 
-jax.tree_util.register_pytree_node(
-    Collected,
-    lambda node: (tuple(node), node.chains),
-    _rebuild,  # pyright: ignore[reportArgumentType]
-)
+def _unpacked(packed: Any) -> Monitor:
+    _, refused, temperature, step_size, changed = (np.asarray(packed)[..., k] for k in range(len(Monitor._fields)))
+    return Monitor((), refused.astype(np.int32), temperature, step_size, changed > 0)
 
 
-def _is_whole_run(monitor: Monitor, chains: int) -> bool:
-    """Whether the arrays have the axes chains and draws. Under way NumPyro has draws in front, or no axis of chains."""
-    refused, chain = monitor.refused, monitor.chain
-    if not isinstance(refused, (jax.Array, np.ndarray)) or isinstance(refused, Tracer) or np.ndim(refused) != 2:
-        return False
-    if chains == 1:
-        return True
-    if refused.shape[0] != chains:
-        return False
-    # as many draws as chains: what is in the array tells the two orders apart
-    return refused.shape[1] != chains or bool((np.asarray(chain)[:, 0] == np.arange(chains)).all())
+jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), node.chains), _rebuild)
 
 
 def report(monitor: Monitor) -> None:
@@ -93,9 +101,6 @@ def report(monitor: Monitor) -> None:
 
     :param monitor: arrays of shape ``(chains, draws)``.
     """
-    if _reported[0] is not None and _reported[0]() is monitor.refused:
-        return  # some transformations rebuild a tree twice
-    _reported[0] = weakref.ref(monitor.refused)
     kept = np.asarray(monitor.step_size)[:, -1] > 0  # a warm-up alone collects no draws
     if not kept.any():
         return
@@ -107,12 +112,19 @@ def report(monitor: Monitor) -> None:
             f"the finite numbers or the support; the step size is {h:.3g}. A refused step leaves the chain where it "
             "is. Use a smaller step_size, or look for data that are not finite."
         )
-    hot = _off_temperature(monitor.temperature, np.delete(np.arange(len(refused)), stuck))
-    if hot:
+    T = _off_temperature(monitor.temperature, np.delete(np.arange(len(refused)), stuck))
+    if T:
+        why = (
+            "the step size is beyond its stability limit, the minibatches are noisier than the friction can take up, "
+            "or the chain is still on its way from a distant start. Use a smaller step_size, larger batches, or more "
+            "warm-up from init_params=find_mode(...)."
+            if T > 1
+            else "the momentum has been slowed down, by thermostats that were wound up on the way from a distant start "
+            "or by refused steps. Start at find_mode(...), use more warm-up, or a smaller step_size."
+        )
         _warn(
-            f"the kinetic temperature of the run is {hot:.3g}, where 1 is right: the step size {h:.3g} is beyond its "
-            "stability limit, or the noise of the minibatches is more than the friction takes up. The draws are not "
-            "those of the posterior. Use a smaller step_size, or larger batches."
+            f"the kinetic temperature of the run is {T:.3g}, where 1 is right, so the draws are not those of the "
+            f"posterior; step_size is {h:.3g}. Perhaps {why}"
         )
     if np.asarray(monitor.data_changed).any():
         _warn(
@@ -130,15 +142,26 @@ def _chains(stuck: np.ndarray, refused: np.ndarray) -> str:
 
 def _off_temperature(temperature: Any, chains: np.ndarray) -> float:
     """The mean temperature if it is certainly too high or too low, else 0."""
-    if isinstance(temperature, tuple) or not chains.size:
+    if not chains.size or np.isnan(temperature).all():
         return 0.0
     T = np.asarray(temperature, float)[chains]
+    if T.size >= 4 and T.min() > BLATANT:
+        return float(np.median(T))
     if T.shape[1] < 4:
         return 0.0  # too few draws for a standard error
+    # the tail of an unstable chain is long, so "hot" is decided on the scale of logarithms; their mean is below 0 for
+    # a right chain, whatever the number of its coordinates
+    log_T = np.log(np.clip(T, np.finfo(float).tiny, None))
+    if log_T.mean() - CERTAIN * _standard_error(log_T) > np.log(HOT):
+        return float(np.exp(log_T.mean()))
+    return float(T.mean()) if T.mean() + CERTAIN * _standard_error(T) < COLD else 0.0
+
+
+def _standard_error(x: np.ndarray) -> float:
+    """Of the mean of draws that depend on each other; infinite where there are too few of them."""
     with np.errstate(all="ignore"):
-        error = T.std() / np.sqrt(np.clip(effective_sample_size(T), 1, T.size))
-    low, high = T.mean() - CERTAIN * error, T.mean() + CERTAIN * error
-    return float(T.mean()) if low > HOT or high < COLD else 0.0
+        ess = float(effective_sample_size(x))
+    return float(x.std() / np.sqrt(min(ess, x.size))) if ess >= ENOUGH else np.inf
 
 
 def _warn(message: str) -> None:

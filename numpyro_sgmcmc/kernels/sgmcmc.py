@@ -90,7 +90,7 @@ class SGMCMC(MCMCKernel):
         self,
         model: Any,
         dynamics: Dynamics,
-        integrator: str | Integrator,
+        integrator: Any,
         gradient: GradientEstimator,
         rows: RowScheme,
         *,
@@ -99,10 +99,9 @@ class SGMCMC(MCMCKernel):
         steps_per_sample: int = 1,
         init_strategy: Any = None,
     ):
-        if isinstance(integrator, (str, Splitting)):
+        if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
             integrator = named(integrator, dynamics)
-        else:
-            integrator.check(dynamics)
+        integrator.check(dynamics)
         gradient = checked_part("gradient", gradient, "evaluate", "Minibatch()")
         gradient, rows = gradient.with_rows(checked_part("rows", rows, "__call__", "Reshuffled()"))
         self._model = checked_model(model)

@@ -6,7 +6,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.kernels.report import Monitor, collected
+from numpyro_sgmcmc.kernels.report import Collected, Monitor
 from numpyro_sgmcmc.types import Phase
 
 # What the key of a state is used for, a stream each. The key itself is used for nothing else.
@@ -96,9 +96,13 @@ class SGMCMCState(NamedTuple):
         return self._replace(**phase._asdict(), **fields)
 
     @property
-    def monitor(self) -> Monitor:
+    def monitor(self) -> Collected:
         """What is collected of every draw to tell the user what is wrong, see :mod:`~numpyro_sgmcmc.kernels.report`."""
-        chains = jnp.size(self.i)
+        batched = jnp.ndim(self.i) == 1
+        chain = jnp.arange(jnp.size(self.i)) if batched else 0
+        temperature = (
+            jnp.full_like(self.step_size, jnp.nan) if isinstance(self.temperature, tuple) else self.temperature
+        )
         changed = Marks.of(self.marks).data_changed
-        chain = jnp.arange(chains, dtype=jnp.int32) if jnp.ndim(self.i) else ()
-        return collected(Monitor(chain, self.refused, self.temperature, self.step_size, changed), chains)
+        monitor = Monitor(chain, self.refused, temperature, self.step_size, changed)
+        return Collected.of(monitor, jnp.size(self.i) if batched else 1)

@@ -15,6 +15,8 @@ class Indexable(np.ndarray):
     their arguments: ``len(np.unique(group))``, ``int(y.max()) + 1``.
     """
 
+    # so that np.column_stack and the like of it can be indexed as well
+    __array_priority__ = 1.0  # pyright: ignore[reportAssignmentType]
     _on_device: jax.Array | None = None
 
     def __getitem__(self, index: Any) -> Any:

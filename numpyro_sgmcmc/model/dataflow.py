@@ -16,6 +16,7 @@ import jax.numpy as jnp
 _COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
 _RESHAPES = {prim.broadcast_in_dim_p, prim.reshape_p, prim.squeeze_p, prim.slice_p, prim.transpose_p}
 _CALLS = {prim.jit_p, prim.closed_call_p, prim.remat_p, prim.custom_jvp_call_p, prim.custom_vjp_call_p}
+CLOSED_OVER = "a closed-over array"
 
 
 class Fact(NamedTuple):
@@ -26,7 +27,7 @@ class Fact(NamedTuple):
     computed_from: frozenset[str] = frozenset()  # plates from whose row numbers it is computed
     negative_in: str | None = None  # it says which row numbers of this plate are negative
     columns: tuple["Fact", ...] = ()  # of index vectors: what each of their components is
-    argument: str = ""  # the argument of the model that it is
+    argument: str = ""  # where it is data: the argument of the model that it is, or CLOSED_OVER
 
 
 class Lookup(NamedTuple):
@@ -54,7 +55,9 @@ def _follow(jaxpr: Any, inputs: Sequence[Fact], constants: Sequence[Fact], looku
     facts = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
 
     def of(var: Any) -> Fact:
-        return Fact() if isinstance(var, Literal) else facts.get(var, Fact())
+        if isinstance(var, Literal):
+            return Fact(argument=CLOSED_OVER if getattr(var.aval, "shape", ()) else "")
+        return facts.get(var, Fact())
 
     for eqn in jaxpr.eqns:
         facts.update(zip(eqn.outvars, _outputs(eqn, [of(var) for var in eqn.invars], lookups)))

@@ -19,13 +19,12 @@ def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> in
 
     :return: 31 bits; 0 where an argument is traced, so that its values are not known.
     """
-    code = 0
+    leaves = jax.tree.leaves((model_args, dict(model_kwargs or {})))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return 0
     with jax.ensure_compile_time_eval():
-        for path, leaf in jax.tree_util.tree_leaves_with_path((model_args, dict(model_kwargs or {}))):
-            if isinstance(leaf, Tracer):
-                return 0
-            code = zlib.crc32(jax.tree_util.keystr(path).encode() + _bytes(leaf), code)
-    return code & 0x7FFFFFFF or 1
+        parts = sorted(map(_bytes, leaves))  # in any order: an argument may be given by position or by name
+    return zlib.crc32(b"".join(parts)) & 0x7FFFFFFF or 1
 
 
 def _bytes(leaf: Any) -> bytes:

@@ -30,18 +30,22 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
 
 
 def _check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
-    """JAX clamps an index beyond the end of an array, so that a wrong length gives wrong rows and no error."""
+    """
+    JAX clamps an index beyond the end of an array, so that a wrong length gives wrong rows and no error. Data that are
+    too long are a mistake as well; what the model computes may be longer than the plate, a forecast for one.
+    """
     # of T numbers, y[rows] and y[rows + 1] in a plate of T - 1
     shifted = {(lookup.plate, lookup.shape[lookup.dim]) for lookup in cut.lookups if not lookup.exact}
     for plate, exact, shape, dim, argument in cut.lookups:
         length, size = shape[dim], plates[plate].size
-        if exact and length != size and (plate, length) not in shifted:
+        wrong_length = length < size or (length > size and argument)
+        if exact and wrong_length and (plate, length) not in shifted:
             what = f"{argument or 'an array'} of shape {shape}"
             wrong = "rows that the array does not have" if length < size else f"no row of the array from {size} on"
             raise ValueError(
                 f"plate {plate!r} has {size} rows, but indexes {what} with {length} in dimension {dim}: it would use "
                 f"{wrong}. Give the plate the length of its data, numpyro.plate({plate!r}, len(x)), and all arrays "
-                "that it indexes the same number of rows."
+                f"that it indexes the same number of rows. To use the first {size} rows, write x[:{size}][rows]."
             )
 
 

@@ -14,7 +14,7 @@ from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Ind
 from numpyro.infer import init_to_sample
 
 from numpyro_sgmcmc.model.arrays import named_leaves, without_data
-from numpyro_sgmcmc.model.dataflow import Fact, Lookup, follow
+from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, follow
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
 from numpyro_sgmcmc.utils.compat import ParamShape
@@ -137,7 +137,7 @@ def _abstract_run(
     inputs = [Fact(frozenset([name]), row_of=name) for name in sorted(rows)]
     inputs += [Fact(argument=name) for name in sorted(shapes)]
     named = named_leaves(args, kwargs)
-    constants = [Fact(argument=next((name for name, x in named if x is const), "")) for const in closed.consts]
+    constants = [Fact(argument=next((name for name, x in named if x is const), CLOSED_OVER)) for const in closed.consts]
     facts, lookups = follow(closed.jaxpr, inputs, constants)
     return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups
 

@@ -48,7 +48,9 @@ def mapped(axis_size: int, in_batched: Any, tree: Any) -> Any:
 def arrays_apart(tree: Any) -> tuple[list[Any], Callable]:
     """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
     leaves, treedef = jax.tree.flatten(tree)
-    is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+    # strings and dates stay what they are
+    numbers = lambda leaf: isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"  # noqa: E731
+    is_array = [isinstance(leaf, jax.Array) or numbers(leaf) for leaf in leaves]
 
     def rebuild(arrays):
         arrays = iter(arrays)
