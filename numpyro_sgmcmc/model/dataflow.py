@@ -7,10 +7,10 @@ cast, broadcast or reshaped. Arithmetic makes *computed* numbers of it (``rows +
 (``group[rows]``), which may index anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import Literal, primitives as prim
+from jax.extend.core import ClosedJaxpr, Literal, primitives as prim
 import jax.numpy as jnp
 
 _COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
@@ -40,38 +40,48 @@ class Lookup(NamedTuple):
     argument: str
 
 
-def follow(jaxpr: Any, inputs: Sequence[Fact], constants: Sequence[Fact]) -> tuple[list[Fact], list[Lookup]]:
+def follow(
+    closed: ClosedJaxpr, inputs: Sequence[Fact], name_of: Callable[[Any], str]
+) -> tuple[list[Fact], list[Lookup]]:
     """
-    :param jaxpr: trace, without its constants.
+    :param closed: trace.
     :param inputs: what is known of its inputs.
-    :param constants: what is known of its constants.
+    :param name_of: the name of an array that the trace closes over.
     :return: what is known of the outputs, and the arrays that are indexed by a plate.
     """
     lookups: list[Lookup] = []
-    return _follow(jaxpr, inputs, constants, lookups), lookups
+    constants = [Fact(argument=name_of(const)) for const in closed.consts]
+    return _follow(closed.jaxpr, inputs, constants, lookups, name_of), lookups
 
 
-def _follow(jaxpr: Any, inputs: Sequence[Fact], constants: Sequence[Fact], lookups: list[Lookup]) -> list[Fact]:
+def _follow(
+    jaxpr: Any,
+    inputs: Sequence[Fact],
+    constants: Sequence[Fact],
+    lookups: list[Lookup],
+    name_of: Callable[[Any], str],
+) -> list[Fact]:
     facts = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
 
     def of(var: Any) -> Fact:
-        if isinstance(var, Literal):
-            return Fact(argument=CLOSED_OVER if getattr(var.aval, "shape", ()) else "")
-        return facts.get(var, Fact())
+        if not isinstance(var, Literal):
+            return facts.get(var, Fact())
+        # JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS puts arrays here too
+        return Fact(argument=name_of(var.val) if getattr(var.aval, "shape", ()) else "")
 
     for eqn in jaxpr.eqns:
-        facts.update(zip(eqn.outvars, _outputs(eqn, [of(var) for var in eqn.invars], lookups)))
+        facts.update(zip(eqn.outvars, _outputs(eqn, [of(var) for var in eqn.invars], lookups, name_of)))
     return [of(var) for var in jaxpr.outvars]
 
 
-def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup]) -> list[Fact]:
+def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Callable[[Any], str]) -> list[Fact]:
     depends = frozenset().union(*(fact.depends for fact in inputs))
     if eqn.primitive in _CALLS:
         body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        return _follow(getattr(body, "jaxpr", body), inputs, (), lookups)
+        return _follow(getattr(body, "jaxpr", body), inputs, (), lookups, name_of)
     if eqn.primitive is prim.scan_p:
         body = eqn.params["jaxpr"].jaxpr
-        _follow(body, _of_one_step(eqn, body, inputs), (), lookups)
+        _follow(body, _of_one_step(eqn, body, inputs), (), lookups, name_of)
         return [Fact(depends)] * len(eqn.outvars)
     if eqn.primitive in _COPIES:
         return inputs

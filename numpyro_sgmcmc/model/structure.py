@@ -137,8 +137,8 @@ def _abstract_run(
     inputs = [Fact(frozenset([name]), row_of=name) for name in sorted(rows)]
     inputs += [Fact(argument=name) for name in sorted(shapes)]
     named = named_leaves(args, kwargs)
-    constants = [Fact(argument=next((name for name, x in named if x is const), CLOSED_OVER)) for const in closed.consts]
-    facts, lookups = follow(closed.jaxpr, inputs, constants)
+    name_of = lambda const: next((name for name, x in named if x is const), CLOSED_OVER)  # noqa: E731
+    facts, lookups = follow(closed, inputs, name_of)
     return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups
 
 
