@@ -425,7 +425,9 @@ def test_a_bad_row_met_later_is_a_refused_step():
     assert int(diverging.sum()) == 10  # once in each epoch
     draws = mcmc.get_samples()["mu"]
     assert jnp.isfinite(draws).all()
-    np.testing.assert_array_equal(draws[1:][diverging[1:]], draws[:-1][diverging[1:]])
+    refused = np.flatnonzero(diverging)
+    refused = refused[refused >= 2]
+    np.testing.assert_array_equal(draws[refused], draws[refused - 2])  # back to where the energy was last known
 
 
 @pytest.mark.parametrize("kernel", [SGLD, SGHMC, MSGNHT])
@@ -436,7 +438,7 @@ def test_an_exploding_chain_keeps_its_last_finite_state_and_is_reported_once(ker
     assert mcmc.get_extra_fields()["diverging"].all()
     state = mcmc.last_state
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.z, state.momentum, state.thermostat)))
-    assert int(state.i) == 60 * 20 and int(state.refused) > 1000
+    assert int(state.i) == 60 * 20 and int(state.refused) > 500  # SGLD is refused at every second step
 
 
 @pytest.mark.parametrize("chain_method", ["vectorized", jax.vmap])
