@@ -1,1 +1,1 @@
-"""What a NumPyro model is to a sampler: its structure, what of it can be minibatched, its potential."""
+"""What a NumPyro model is to a sampler: its structure, its potential, its latent variables, those of a row among them."""

@@ -1,1 +1,1 @@
-"""Which rows a step sees."""
+"""Which rows of the data a step sees, and where they are read from."""

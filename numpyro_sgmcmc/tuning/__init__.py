@@ -1,1 +1,1 @@
-"""Where chains start and how long their steps are."""
+"""Where chains start, how long their steps are, and what is found in the warm-up."""
