@@ -1,1 +1,1 @@
-"""What a NumPyro model is to a sampler: structure, potential, latent variables, those that belong to a row among them."""
+"""What a NumPyro model is to a sampler: its structure, its potential, its latent variables (those of a row too)."""
