@@ -34,8 +34,6 @@ RIGHT = {"step_size": 1e-2, "friction": 20.0}  # the frequency is about 20
 def make(model=logistic, method="vectorized", num_chains=2, num_samples=50, progress_bar=False, **options):
     kernel = SGHMC(model, **RIGHT | {"batch_size": 500, "steps_per_sample": 20} | options)
     method = METHODS.get(method, method)
-    if method == "parallel" and num_chains > jax.local_device_count():
-        pytest.skip("needs two devices")
     return MCMC(
         kernel,
         num_warmup=5,

@@ -64,8 +64,8 @@ def gradient_noise(
         >>> plain = SGHMC(model, step_size=1e-3, friction=10.0, batch_size=100)
         >>> state = plain.init(random.key(1), 0, {"mu": 3.0}, (x,), {})
         >>> noise = gradient_noise(plain, state, x)  # s^2 is about N^2 / n = 1e4, less 10 % without replacement
-        >>> bool(8e3 < noise.variance["mu"] < 1e4), round(float(noise.inflation["mu"]), 1)
-        (True, 0.5)
+        >>> bool(8e3 < noise.variance["mu"] < 1e4), bool(0.4 < noise.inflation["mu"] < 0.5)
+        (True, True)
         >>> saga = SGHMC(model, step_size=1e-3, friction=10.0, batch_size=100, gradient=SAGA())
         >>> state = saga.init(random.key(1), 0, {"mu": 3.0}, (x,), {})
         >>> bool(gradient_noise(saga, state, x).variance["mu"] < 1e-3)
