@@ -18,9 +18,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_sgmcmc.dynamics.splitting import NOISY
 from numpyro_sgmcmc.types import Evaluation, Phase
-from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils import noise
 
 ROWS, BATCH = 1000, 10
 TRUTH = 0.5  # the theta that the data are drawn from
@@ -64,12 +63,12 @@ def step_matrices(kernel, precision, h):
     """
     d = dimension(kernel)
     assert not kernel.integrator.carries_gradient, "the state of this word has a gradient in it"
-    draws = sum(letter in NOISY for letter in kernel.integrator.word)
+    draws = sum(kernel.dynamics.flows[letter].needs_noise for letter in kernel.integrator.word)
 
     def step(x, n, e):
         z, *momentum = ({"theta": part} for part in x)
-        noise = iter(n)
-        with mock.patch.object(trees, "normal_like", lambda key, tree: {"theta": next(noise)}):
+        supply = iter(n)
+        with mock.patch.object(noise, "normal_like", lambda key, tree: {"theta": next(supply)}):
             phase, *_ = kernel.integrator.step(
                 kernel.dynamics,
                 Phase(z, momentum[0] if momentum else (), ()),
