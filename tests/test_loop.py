@@ -9,7 +9,9 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SAGA, SGHMC, SGLD, SVRG, ControlVariate, Reshuffled, WithReplacement
-from numpyro_sgmcmc.utils.loop import LARGE, repeat, widest
+from numpyro_sgmcmc.utils.loop import LARGE, one_kernel_on_one_core, repeat, widest
+
+CALLS = int(one_kernel_on_one_core())  # a call is wanted there alone
 
 N, D = 100_000, 50
 SMALL, LARGER = LARGE // (2 * D), 2 * LARGE // D  # rows
@@ -39,12 +41,12 @@ def sorts(fn, args):
 @pytest.mark.parametrize("kernel_class", [SGLD, SGHMC, MSGNHT])
 def test_large_steps_get_a_call_and_small_ones_do_not(kernel_class, rows):
     assert sorts(*transition(kernel_class, SMALL, rows=rows)) == 0
-    assert sorts(*transition(kernel_class, LARGER, rows=rows)) == 1
+    assert sorts(*transition(kernel_class, LARGER, rows=rows)) == CALLS
 
 
 def test_chains_count():
     assert sorts(*transition(SGLD, SMALL, chains=2)) == 0
-    assert sorts(*transition(SGLD, SMALL, chains=8)) == 1
+    assert sorts(*transition(SGLD, SMALL, chains=8)) == CALLS
 
 
 @pytest.mark.parametrize("chains", [1, 2])
