@@ -191,7 +191,7 @@ FAULTS = [
     # what is told
     Fault("report: a run in the wrong order", "report", "np.asarray(packed)[:, 0, 0]", "np.asarray(packed)[0, :, 0]",
           "test_report:bar"),
-    Fault("report: nothing is hot", "report", "HOT, COLD = 2.0", "HOT, COLD = 1e9", "test_report:limit"),
+    Fault("report: nothing is hot", "report", "HOT, COLD = 2.0", "HOT, COLD = 1e9", "test_report:take_up"),
     Fault("report: always hot", "report", "HOT, COLD = 2.0", "HOT, COLD = 0.2", "test_report:right"),
     Fault("fingerprint: shapes alone", "fingerprint", " + np.ascontiguousarray(leaf, dtype).tobytes()", "",
           "test_report:other"),

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, Gibbs
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
 from numpyro_sgmcmc.kernels.report import Bar
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
@@ -70,6 +70,14 @@ def test_a_step_beyond_the_stability_limit(method):
     (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
     assert "kinetic temperature" in message and "step_size" in message
     assert not mcmc.get_extra_fields()["diverging"].any()
+
+
+def test_noise_that_the_friction_cannot_take_up():
+    """The temperature is about 8, and single draws are as cold as those of a right run."""
+    mcmc = make(batch_size=30, rows=WithoutReplacement(), num_samples=300)
+    (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
+    assert "kinetic temperature" in message
+    assert mcmc.get_extra_fields()["monitor"].temperature.min() < 2
 
 
 @methods

@@ -93,7 +93,7 @@ class SAGA(GradientEstimator):
         predictor is affine in the unconstrained latents, and that the rows depend on them through it alone.
     :param chunk_size: rows that a pass over the data sees at once. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that the table, for all chains, may take. With a progress bar
-        the host keeps a second copy, and makes one at each transition.
+        NumPyro keeps a second copy, and makes one at each transition.
     :raises ValueError: a table that is too large; no minibatched plate, or several; a randomised model; a model without
         a linear predictor.
 

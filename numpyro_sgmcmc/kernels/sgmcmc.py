@@ -153,7 +153,7 @@ class SGMCMC(MCMCKernel):
         """Step index -> h."""
         return self._chain.schedule
 
-    # -- the host's contract ------------------------------------------------------------------------------------
+    # -- the contract with MCMC ----------------------------------------------------------------------------------
 
     @property
     def model(self) -> full_rows:

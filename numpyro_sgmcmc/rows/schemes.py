@@ -128,7 +128,7 @@ def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:
     Put the rows of the arrays into one common random order, once, before ``Reshuffled(contiguous=True)``.
 
     :param rng_key: random key.
-    :param arrays: arrays with the same number of rows; NumPy arrays stay on the host.
+    :param arrays: arrays with the same number of rows; NumPy arrays stay NumPy arrays.
     :return: the shuffled array, or a tuple of them.
     :raises ValueError: the arrays differ in their number of rows.
 

@@ -1,4 +1,4 @@
-"""Judges the numbers a user hands in: each refusal names the argument and the way out."""
+"""Checks the numbers that a user hands in: each error names the argument and the way out."""
 
 from collections.abc import Mapping
 import math
