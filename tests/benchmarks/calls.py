@@ -111,7 +111,7 @@ def main(args):
                     kernel_class(model, steps_per_sample=steps, **options),
                     ByHand(args.batch_size, steps, kernel_class is SGHMC),
                 )
-                n = max(20, transitions // steps)
+                n = max(300, transitions // steps)
                 times = np.array([[microseconds(k, data, n, bar) for k in pair] for _ in range(args.repeat)])
                 ours, hand = np.median(times, 0)
                 ratio = np.median(times[:, 0] / times[:, 1])
