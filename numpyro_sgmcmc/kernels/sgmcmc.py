@@ -200,7 +200,7 @@ class SGMCMC(MCMCKernel):
             compiled, model=self._model, model_args=model_args, model_kwargs=model_kwargs, batch_size=self.batch_size
         )
         steps = min(num_warmup * self.steps_per_sample, 2**32 - 1)
-        mark = fingerprint(model_args, _without_siblings(model_kwargs))
+        mark = _fingerprint(model_args, model_kwargs)
         start = partial(self._start_chains, num_warmup=steps, fingerprint=mark)
         state, energies = on_potential(start)(rng_key, init_params)
         if not isinstance(rng_key, Tracer):
@@ -209,20 +209,7 @@ class SGMCMC(MCMCKernel):
             # inside of a map over chains the energies are not known; those of a start of our own are
             with jax.ensure_compile_time_eval():
                 check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
-        for name in potential.structure.frozen[:1]:
-            warnings.warn(
-                f"param site {name!r} is frozen at its initial value: SG-MCMC moves latent sample "
-                "sites only. Give it a prior with numpyro.sample to infer it.",
-                stacklevel=2,
-            )
-        if potential.structure.left_out:
-            names = ", ".join(map(repr, potential.structure.left_out))
-            warnings.warn(
-                f"deterministic site {names} depends on the rows of a minibatched plate but stands outside it. It is "
-                "not collected, as its value would be that of one minibatch. For its values on all rows use "
-                "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
-                stacklevel=2,
-            )
+        _warn_of_sites(potential.structure)
         return state
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
@@ -235,7 +222,7 @@ class SGMCMC(MCMCKernel):
             )
         potential = self._potential(model_args, model_kwargs)
         check_resumed(state.z, potential.prototype, batched)
-        chain, mark = self._chain, fingerprint(model_args, _without_siblings(model_kwargs))
+        chain, mark = self._chain, _fingerprint(model_args, model_kwargs)
         over_chains = jax.vmap if batched else lambda fn: fn
         begun = over_chains(partial(chain.begin, fingerprint=mark))(state)
         moved = repeat(over_chains(partial(chain.step, potential)), begun, self.steps_per_sample)
@@ -283,9 +270,28 @@ class SGMCMC(MCMCKernel):
         return ModelPotential.of(self._model, model_args, model_kwargs, self.batch_size)
 
 
-def _without_siblings(model_kwargs):
-    """The keyword arguments without the values of the other blocks of Gibbs, which change at every sweep."""
-    return {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
+def _fingerprint(model_args, model_kwargs):
+    """Of the data alone: the values of the other blocks of Gibbs change at every sweep."""
+    data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
+    return fingerprint(model_args, data)
+
+
+def _warn_of_sites(structure):
+    """Of sites that are frozen, or left out of the draws."""
+    for name in structure.frozen[:1]:
+        warnings.warn(
+            f"param site {name!r} is frozen at its initial value: SG-MCMC moves latent sample "
+            "sites only. Give it a prior with numpyro.sample to infer it.",
+            stacklevel=3,
+        )
+    if structure.left_out:
+        names = ", ".join(map(repr, structure.left_out))
+        warnings.warn(
+            f"deterministic site {names} depends on the rows of a minibatched plate but stands outside it. It is "
+            "not collected, as its value would be that of one minibatch. For its values on all rows use "
+            "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
+            stacklevel=3,
+        )
 
 
 def _raw(rng_key):
