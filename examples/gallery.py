@@ -12,7 +12,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 BEGAN = time.perf_counter()
-FREE = ("out", "fast", "seed", "data", "data_dir", "download")  # are no settings
+FREE = ("out", "fast", "seed", "data", "data_dir", "download", "references")  # are no settings
 
 
 def parser(description, **size):

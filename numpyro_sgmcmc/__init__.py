@@ -7,6 +7,7 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
 from numpyro_sgmcmc.gradients.svrg import SVRG
+from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
@@ -41,6 +42,7 @@ __all__ = [
     "find_mode",
     "gradient_noise",
     "resample",
+    "settings",
     "shuffle_rows",
     "weighted_summary",
     "weights",

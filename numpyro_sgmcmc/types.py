@@ -46,6 +46,8 @@ class Flow(NamedTuple):
     - **needs_gradient**, **needs_noise** - whether it is handed the gradient, and standard normal noise like ``z``.
     - **moves** - whether it changes the position.
     - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
+    - **place** - the letters next to each other among which it is right, once in a word; empty: anywhere.
+    - **needs_variance** - whether it reads the variance of the gradient's noise, a dict like ``z`` in ``auxiliary``.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Flow(NamedTuple):
     needs_noise: bool = False
     moves: bool = False
     contains: str = ""
+    place: str = ""
+    needs_variance: bool = False
 
 
 class RowsState(NamedTuple):
@@ -191,6 +195,16 @@ class GradientEstimator(Protocol):
         del update, accepted
         return gradient_state
 
+    @property
+    def shared(self) -> bool:
+        """Whether chains that are run together share one state, which then nothing but ``recenter`` may change."""
+        return False
+
+    def recenter(self, potential: Potential, gradient_state: Any, z: Sites, rng_key: jax.Array) -> Any:
+        """The state for chains around ``z``, when the warm-up has found where they are."""
+        del potential, z, rng_key
+        return gradient_state
+
     def refresh(self, potential: Potential, gradient_state: Any, rng_key: jax.Array) -> Any:
         """
         The state under other conditioning values, as a block of :class:`numpyro.infer.Gibbs` gets them; the potential
@@ -219,11 +233,20 @@ class Dynamics(Protocol):
         """The papers' names -> words."""
         ...
 
-    def init(self, z: Sites, noise: Any) -> Phase: ...
+    @property
+    def largest_step(self) -> float:
+        """The largest step that its words take in coordinates where the posterior is round and of unit width."""
+        ...
 
-    def inflation(self, h: jax.Array, variance: Any) -> Any:
+    def init(self, z: Any, noise: Any) -> Phase: ...
+
+    def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z, to first order."""
         ...
+
+    def informed(self, phase: Phase, variance: Any) -> Phase:
+        """The phase whose flows reckon with white gradient noise of this variance, if they need to know it."""
+        return phase._replace(auxiliary=variance)
 
     def reverse(self, phase: Phase, scale: Any) -> Phase:
         """The phase with its momentum times ``-scale``."""
@@ -272,6 +295,11 @@ class Integrator(Protocol):
     @property
     def evaluates_end(self) -> bool:
         """Whether a step evaluates a gradient where it ends."""
+        ...
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether the dynamics must be ``informed`` of the variance of the gradient's noise, which must be white."""
         ...
 
     def check(self, dynamics: Dynamics) -> None: ...

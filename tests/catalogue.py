@@ -45,7 +45,7 @@ BATCH = {"batch_size": models.B}
 CATALOGUE = [
     # the words
     Cell(SGLD, *GAUSSIAN, {}),
-    *(Cell(SGHMC, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("euler", "ssi", "BAOAB")),
+    *(Cell(SGHMC, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("euler", "ssi", "BAOAB", "NOGIN")),
     *(Cell(SGNHT, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("euler", "BADODAB")),
     Cell(MSGNHT, *GAUSSIAN, BATCH | {"integrator": "ssi"}),
     # the row schemes

@@ -2,6 +2,8 @@
 
 from importlib.metadata import version
 import os
+import shutil
+import tempfile
 
 FLAGS = ["--xla_force_host_platform_device_count=2"]  # for ``chain_method="parallel"``
 if version("jax").startswith("0.10."):
@@ -9,7 +11,27 @@ if version("jax").startswith("0.10."):
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 
+# What takes time is the compiler: a program that one test has compiled serves the others of its worker, and the fresh
+# processes that these start. Two workers have a folder each, since one would read what the other has written in part.
+CACHE = None
+if "PYTEST_XDIST_WORKER" in os.environ or "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    CACHE = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="numpyro_sgmcmc-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+import jax  # noqa: E402
 import pytest  # noqa: E402
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Most programs run for less time than LLVM would spend on them. What XLA does before it stays the same."""
+    jax.config.update("jax_disable_most_optimizations", item.get_closest_marker("optimised") is None)
+
+
+def pytest_unconfigure():
+    if CACHE is not None:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ def with_noise(monkeypatch, noises):
 
 
 def draws(kernel):
-    return sum(letter in "NOE" for letter in kernel.integrator.word)
+    return sum(letter in "NOEG" for letter in kernel.integrator.word)
 
 
 def affine_step(kernel, monkeypatch, state=None):
@@ -188,16 +188,17 @@ class Listed:
         return jnp.asarray(self.batches, jnp.int32)[t]
 
 
-def minibatch_maps(kernel, args, monkeypatch):
+def minibatch_maps(kernel, args, monkeypatch, **parts):
     """
     The step as shipped, x' = M x + c + S n for each batch of the kernel's :class:`Listed` rows, where the potential is
     quadratic. x is all that the next step depends on: position, momentum, and what the estimator remembers.
 
+    :param parts: of the state, in place of those that ``init`` found.
     :return: M, c, S with the batches along axis 0, and the x at which the kernel starts.
     """
-    state = kernel.init(random.key(0), 0, None, args, {})
-    parts = lambda s: (s.z, s.momentum, s.gradient_state)  # noqa: E731
-    start, unravel = ravel_pytree(parts(state))
+    state = kernel.init(random.key(0), 0, None, args, {})._replace(**parts)
+    moving = lambda s: (s.z, s.momentum, s.gradient_state)  # noqa: E731
+    start, unravel = ravel_pytree(moving(state))
     d = ravel_pytree(state.z)[0].size
     batches = len(getattr(kernel.rows, "scheme", kernel.rows).batches)
 
@@ -209,7 +210,7 @@ def minibatch_maps(kernel, args, monkeypatch):
         moved = kernel.sample(
             state._replace(z=z, momentum=momentum, gradient_state=gradient_state, rows_state=rows_state, i=i), args, {}
         )
-        return ravel_pytree(parts(moved))[0]
+        return ravel_pytree(moving(moved))[0]
 
     # affine, so that differences are exact; one at a time, as a single chain steps
     k, noises = start.size, draws(kernel) * d

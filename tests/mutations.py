@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAWS = (
     "test_laws",
     "test_minibatch_laws",
+    "test_nogin",
     "test_posterior",
     "test_product",
 )  # every test in these must be able to fail
@@ -45,6 +46,17 @@ ANCHORS = "test_gradients:mean test_product:Control or SVRG test_minibatch_laws:
 SAGAS = "test_gradients:mean or algorithm test_product:SAGA"
 # fmt: off
 FAULTS = [
+    # what the warm-up finds
+    Fault("coordinates: not transposed", "coordinates", "product(self.scale.T,", "product(self.scale,",
+          "test_tuning:gradients_in_x"),
+    Fault("pilot: noise of both gradients", "pilot", "(first - second) / jnp.sqrt(2.0)", "first - second",
+          "test_tuning:turn_to_the_noise"),
+    Fault("pilot: virial about 0", "pilot", "of_block[:, 3] - x * of_block[:, 2]", "of_block[:, 3]",
+          "test_tuning:check_sees"),
+    Fault("pilot: never stretches", "pilot", "jnp.clip(factors, 0.1, 10.0)", "1.0", "test_tuning:turn_to_the_noise"),
+    Fault("newton: whitens once", "newton", "product(scale, vectors) /", "vectors /", "test_tuning:whitens"),
+    Fault("tuner: not frozen", "tuner", "num_warmup // 4, num_warmup // 2]", "num_warmup // 4, num_warmup]",
+          "test_tuning:frozen"),
     # the dynamics
     Fault("SGLD: noise", "overdamped", "jnp.sqrt(2 * h * im) * n", "jnp.sqrt(2 * h * im) * n / 1.05",
           "test_laws:SGLD or sgld test_minibatch_laws:sgld test_posterior:SGLD test_product:SGLD"),
@@ -69,18 +81,38 @@ FAULTS = [
     Fault("A: drift", "underdamped", "z + h * im * p", "z + 1.05 * h * im * p", f"test_laws {SOME}"),
     Fault("A: drift without mass", "underdamped", "z + h * im * p", "z + h * p", f"test_laws:mass {SOME}"),
     Fault("D: thermostats", "nose_hoover", "h * (e - 1)", "h * (e - 1.05)", f"test_laws:thermostat or local {SOME}"),
-    Fault("D: thermostat", "nose_hoover", "(energy) - 1)", "(energy) - 1.05)", f"test_laws:SGNHT {SOME}"),
+    Fault("D: thermostat", "nose_hoover", "(phase) - 1)", "(phase) - 1.05)", f"test_laws:SGNHT {SOME}"),
     Fault("D: sign", "nose_hoover", "xi + h * (e - 1)", "xi - h * (e - 1)", f"test_laws:MSGNHT {SOME}"),
-    Fault("D: p.p in place of p M^-1 p", "nose_hoover", "im * p * p", "p * p", f"test_laws:mass {SOME}"),
+    Fault("D: p.p in place of p M^-1 p", "underdamped", "im * p * p", "p * p", f"test_laws:mass {SOME}"),
     Fault("D: start of the thermostats", "underdamped", "0.5 * h * im * s2, variance, self",
           "0.475 * h * im * s2, variance, self", "test_start:balance"),
     Fault("start of the momentum", "underdamped", "n / jnp.sqrt(", "0.95 * n / jnp.sqrt(", "test_start:momentum"),
+    Fault("G: the noise of one kick", "underdamped", "0.25 * h * h", "0.5 * h * h", "test_nogin:z_is_exact"),
+    Fault("G: the noise of the gradient is not read", "underdamped", "0.25 * h * h * im * s2", "0 * s2",
+          "test_nogin:z_is_exact or inflation"),
+    Fault("G: k without mass", "underdamped", "0.25 * h * h * im * s2", "0.25 * h * h * s2", "test_nogin:mass"),
+    Fault("G: noise without 1 + a", "underdamped", "b * jnp.sqrt(injected / im)", "jnp.sqrt(injected / im)",
+          "test_nogin:z_is_exact or is_aboba"),
+    Fault("G: noise without mass", "underdamped", "b * jnp.sqrt(injected / im)", "b * jnp.sqrt(injected)",
+          "test_nogin:mass or is_aboba"),
+    Fault("G: D h / 2 for its tanh", "underdamped", "jnp.tanh(0.5 * self.noise * h)", "0.5 * self.noise * h",
+          "test_nogin:is_aboba test_product:ABGBA-Minibatch"),
+    Fault("G: inflation as if no noise were taken out", "underdamped", "(x - x0) / (self.noise + x0)",
+          "x / self.noise", "test_nogin:inflation or widen"),
+    Fault("G: one minibatch measures the variance", "chain", "RowsState(key_rows, k)", "RowsState(key_rows, 0 * k)",
+          "test_nogin:measures"),
+    Fault("G: the noise of the model itself is not measured", "chain", "potential.plates or potential.randomised",
+          "potential.plates", "test_nogin:randomised"),
+    Fault("G: measured where there is no noise", "chain", "noisy = potential.plates or potential.randomised",
+          "noisy = True", "test_nogin:without_minibatches"),
+    Fault("G: reshuffled rows by default", "sgmcmc", "WithoutReplacement() if", "Reshuffled() if",
+          "test_nogin:independent"),
     # the words
     Fault("a letter gets all of h", "splitting", "h / self.word.count(letter)", "h", f"test_laws {SOME}"),
-    Fault("a stale gradient", "splitting", "fresh = fresh and letter not in self.moves", "pass",
-          f"test_laws:BAOAB or OBABO {SOME}", 1),
-    Fault("the word read backwards", "splitting", "for letter in self.word:\n            inputs",
-          "for letter in reversed(self.word):\n            inputs", f"test_laws:euler {SOME}"),
+    Fault("a stale gradient", "splitting", "fresh = fresh and not flow.moves", "pass",
+          f"test_laws:BAOAB or OBABO {SOME}"),
+    Fault("the word read backwards", "splitting", "for letter in self.word:\n            flow, inputs",
+          "for letter in reversed(self.word):\n            flow, inputs", f"test_laws:euler {SOME}"),
     Fault("one noise for all letters", "splitting", "noise.normal_like(next(keys)", "noise.normal_like(rng_key",
           "test_integrators"),
     # normal numbers
@@ -149,7 +181,7 @@ FAULTS = [
           "add(jnp.uint32(0)", "test_rows:likely"),
     Fault("WithReplacement: the last row never comes", "schemes", "(batch_size,), 0, size,",
           "(batch_size,), 0, size - 1,", "test_rows:likely"),
-    Fault("h of the step after", "chain", "h = self.h(state.i, marks", "h = self.h(state.i + 1, marks",
+    Fault("h of the step after", "chain", "self.h(state.i, marks", "self.h(state.i + 1, marks",
           "test_product:SGLD test_posterior:decreasing"),
     Fault("h in single precision", "chain", "jnp.result_type(*jax.tree.leaves(z))", "jnp.float32",
           "test_posterior:double"),
@@ -181,8 +213,8 @@ FAULTS = [
     Fault("refusal: a draw outside", "chain", "if not self.integrator.evaluates_end:", "if False:",
           "test_support:wall"),
     # keys and counters
-    Fault("keys: one stream for steps and transitions", "state", "REFRESH, PROBE = range(5)",
-          "REFRESH, PROBE = 0, 0, 2, 3, 4", "test_keys:twice"),
+    Fault("keys: one stream for steps and transitions", "state", "REFRESH, PROBE, TUNE = range(6)",
+          "REFRESH, PROBE, TUNE = 0, 0, 2, 3, 4, 5", "test_keys:twice"),
     Fault("keys: rows of the descent are those of the chain", "chain", "*random.split(key_descent)",
           "key_rows, key_descent", "test_keys:twice"),
     Fault("counter: past the range of an int32", "schedules", "jnp.where(large, LAST, i.astype(jnp.int32))",
@@ -213,21 +245,30 @@ FAULTS = [
     Fault("Jacobian: a latent of real numbers", "handlers", "return support is constraints.real", "return True",
           "test_potential:transform or every_support"),
     Fault("scan: the first step's value for all", "handlers", "x = x[step]", "x = x[0]", "test_compat:scan"),
-    Fault("lengths: longer arrays only", "row_checks", "exact and length != size", "exact and length > size",
-          "test_rows_of_data"),
-    Fault("lengths: shorter arrays only", "row_checks", "exact and length != size", "exact and length < size",
-          "test_rows_of_data"),
+    Fault("lengths: longer arrays only", "row_checks", "length < size or (length > size and argument)",
+          "length > size and argument", "test_rows_of_data"),
+    Fault("lengths: shorter arrays only", "row_checks", "length < size or (length > size and argument)",
+          "length < size", "test_rows_of_data"),
     Fault("lengths: computed rows taken for rows", "row_checks", "if not lookup.exact", "if False",
           "test_rows_of_data"),
     Fault("lengths: in a scan", "dataflow", "_follow(body, _of_one_step", "(body, _of_one_step", "test_rows_of_data"),
     Fault("an event of rows", "structure", "for shape in (own, values)", "for shape in (own, jnp.shape(log_prob))",
           "test_rows_of_data:event"),
-    Fault("a copy for rows that are known", "arrays", "if all(map(not_jax_tracer, parts))", "if False", "test_copies"),
+    Fault("a copy for rows that are known", "arrays", "if not any(isinstance(part, Tracer) for part in parts)",
+          "if False", "test_copies"),
     Fault("a copy for rows that do not matter", "potential", "with jax.ensure_compile_time_eval():", "if True:",
           "test_copies"),
     Fault("a copy for the outline", "arrays", "view._on_device = traced", "pass", "test_copies"),
 ]
 # fmt: on
+
+
+def planted(fault, package):
+    """The file of a fault, in this folder of the package, and its text with the fault."""
+    (path,) = package.rglob(f"{fault.file}.py")
+    pieces, at = path.read_text().split(fault.old), fault.where + 1
+    assert len(pieces) > at, f"{fault.name}: {fault.file}.py has no such text any more"
+    return path, fault.old.join(pieces[:at]) + fault.new + fault.old.join(pieces[at:])
 
 
 def run(fault, folder, arguments):
@@ -237,11 +278,8 @@ def run(fault, folder, arguments):
     for part in ("numpyro_sgmcmc", "tests"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    (path,) = (copy / "numpyro_sgmcmc").rglob(f"{fault.file}.py")
-    pieces = path.read_text().split(fault.old)
-    assert len(pieces) > fault.where + 1, f"{fault.name}: {fault.file}.py has no such text any more"
-    at = fault.where + 1
-    path.write_text(fault.old.join(pieces[:at]) + fault.new + fault.old.join(pieces[at:]))
+    path, text = planted(fault, copy / "numpyro_sgmcmc")
+    path.write_text(text)
 
     outcomes = {}
     for selection in _selections(fault.tests):
@@ -268,17 +306,31 @@ def _selections(tests):
         yield whole
 
 
-def law_tests():
-    """Names of all tests that must be able to fail."""
-    files = [f"tests/{file}.py" for file in LAWS]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *files]
+def names_of_tests():
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {line.removeprefix("tests/").replace(".py::", "::") for line in listed.splitlines() if "::" in line}
+
+
+def check(faults, names):
+    """Every fault has its text in the source, and every word after ``-k`` a test that it selects."""
+    for fault in faults:
+        planted(fault, ROOT / "numpyro_sgmcmc")
+        for entry in fault.tests.replace(" or ", "~").split():
+            file, _, keywords = entry.partition(":")
+            own = [name.lower() for name in names if name.startswith(f"{file}::")]
+            for word in keywords.split("~"):
+                assert any(word.lower() in name for name in own), f"{fault.name}: {file} has no test {word!r}"
 
 
 def main(args):
     failed = json.loads(args.out.read_text()) if args.resume else {}
     faults = [fault for fault in FAULTS if args.only in fault.name and fault.name not in failed]
+    names = names_of_tests()
+    check(faults, names)
+    if args.check:
+        print(f"{len(faults)} faults can be planted.")
+        return
     with tempfile.TemporaryDirectory() as folder:
         for fault in tqdm(faults, desc="faults"):
             outcomes = run(fault, Path(folder), args.pytest.split())
@@ -286,7 +338,8 @@ def main(args):
             tqdm.write(f"{fault.name}: {len(failed[fault.name])} of {len(outcomes)} tests fail")
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(failed, indent=1) + "\n")
-    idle = [] if args.only else sorted(law_tests() - set().union(*failed.values()))
+    laws = {name for name in names if name.partition("::")[0] in LAWS}  # all of these must be able to fail
+    idle = [] if args.only else sorted(laws - set().union(*failed.values()))
     survivors = [name for name, tests in failed.items() if not tests]
     print(f"{len(failed)} faults; not caught: {', '.join(survivors) or 'none'}.")
     print("Tests of laws that no fault fails: " + ("none." if not idle else "\n  " + "\n  ".join(idle)))
@@ -296,6 +349,7 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name contains it")
+    parser.add_argument("--check", action="store_true", help="see that the faults and their tests exist, run nothing")
     parser.add_argument("--resume", action="store_true", help="leave out the faults that --out knows")
     parser.add_argument("--out", type=Path, default=Path("out/mutations.json"))
     parser.add_argument("--pytest", default="-n 2", metavar="ARGUMENTS")

@@ -296,7 +296,6 @@ def test_zero_friction_and_diffusion_are_legal():
         ({"gradient": Minibatch}, TypeError, "gradient=.*not an instance"),
         ({"rows": "reshuffled"}, TypeError, "rows='reshuffled' is not an instance"),
         ({"step_size": 0.0}, ValueError, "step_size=0.0.*positive and finite"),
-        ({"step_size": None}, TypeError, "step_size=None is neither"),
         ({"step_size": True}, TypeError, "step_size=True is neither"),
         ({"step_size": "1e-2"}, TypeError, "step_size='1e-2' is neither"),
         ({"step_size": Polynomial}, TypeError, "called with the step index.*missing 2 required positional arguments"),

@@ -167,6 +167,7 @@ def chains(kernel, steps=2000, chains=256):
 THERMOSTATS = [(SGNHT, "ADBOBDA"), (SGNHT, "ssi"), (MSGNHT, "ADBOBDA"), (MSGNHT, "ssi"), (MSGNHT, "BADODAB")]
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("kernel_class, word", THERMOSTATS)
 def test_thermostats_leave_the_posterior(kernel_class, word):
     # h = 0.05: the bias of a word of order 2 is below a tenth of the standard error
@@ -174,6 +175,7 @@ def test_thermostats_leave_the_posterior(kernel_class, word):
     assert np.abs(z_scores(chains(kernel), TARGET)).max() < ALPHA
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("kernel_class", [SGNHT, MSGNHT])
 def test_thermostats_leave_the_posterior_under_a_mass(kernel_class):
     """Momenta of unlike mass: a thermostat must watch p M^-1 p."""
@@ -202,6 +204,7 @@ def test_five_percent_of_friction_is_caught_by_the_exact_law(monkeypatch):
     assert np.abs(covariance[:2, :2] - TARGET).max() > 0.02
 
 
+@pytest.mark.optimised
 def test_five_percent_of_thermostat_is_caught_by_the_chains(monkeypatch):
     exact = NoseHoover.D
 

@@ -11,6 +11,8 @@ import pytest
 from numpyro_sgmcmc import MSGNHT, SAGA, SGHMC, SGLD, SVRG, ControlVariate, Reshuffled, WithReplacement
 from numpyro_sgmcmc.utils.loop import LARGE, one_kernel_on_one_core, repeat, widest
 
+pytestmark = pytest.mark.optimised
+
 CALLS = int(one_kernel_on_one_core())  # a call is wanted there alone
 
 N, D = 100_000, 50

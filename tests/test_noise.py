@@ -10,6 +10,8 @@ from scipy import stats
 
 from numpyro_sgmcmc.utils import noise
 
+pytestmark = pytest.mark.optimised
+
 MANY = 2_000_000
 WORDS = np.array([0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1], np.uint32)
 

@@ -13,6 +13,8 @@ import pytest
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Polynomial, Reshuffled, WithoutReplacement, WithReplacement
 from numpyro_sgmcmc.model.potential import ModelPotential
 
+pytestmark = pytest.mark.optimised
+
 ALPHA = 4.5  # standard errors, as in test_laws
 SLACK = (
     0.006  # what the laws below still owe to their step sizes: h lambda / 2 for SGLD, h s^2 / (2 D) and less for others
@@ -82,9 +84,8 @@ KERNELS = [
     SGHMC(
         regression, step_size=2e-3, friction=25.0, batch_size=100, steps_per_sample=75, rows=Reshuffled(contiguous=True)
     ),
-    SGNHT(regression, step_size=2e-3, diffusion=25.0, batch_size=100, steps_per_sample=75),
+    SGNHT(regression, step_size=2e-3, diffusion=25.0, batch_size=100, steps_per_sample=75, rows=WithReplacement()),
     MSGNHT(regression, step_size=2e-3, diffusion=25.0, batch_size=100, steps_per_sample=75, integrator="ssi"),
-    MSGNHT(regression, step_size=2e-3, diffusion=25.0, batch_size=100, steps_per_sample=75, rows=WithReplacement()),
 ]
 
 

@@ -47,6 +47,7 @@ NOISES = RNG.normal(size=(3, 3))
 MOMENTUM = np.array([0.4, -1.1, 0.6])
 THERMOSTATS = np.array([1.2, 0.7, -0.1])
 MASS = np.array([2.0, 0.5, 0.8])
+S2 = np.array([30.0, 5.0, 400.0])  # of the gradient's noise, for the word that wants to know it
 D = 1.7
 
 
@@ -67,7 +68,7 @@ def model(x, y):
 
 WORDS = [
     *((SGLD, word) for word in ["E"]),
-    *((SGHMC, word) for word in ["EA", "AFBNFA", "ABOBA", "BAOAB"]),
+    *((SGHMC, word) for word in ["EA", "AFBNFA", "ABOBA", "BAOAB", "ABGBA"]),
     *((SGNHT, word) for word in ["AED", "ADFBNFDA", "BADODAB"]),
     *((MSGNHT, word) for word in ["AED", "ADFBNFDA", "ADBOBDA"]),
 ]
@@ -109,7 +110,9 @@ def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
     gradient, reference, options = ESTIMATORS[name]
     step_size = STEP_SIZES[(k + e + e // 4) % 4]
     mass = MASS if k % 2 else np.ones(3)
-    parts = {"integrator": word, "gradient": gradient, "rows": ROWS[(k + e) % 4], "step_size": step_size}
+    independent = "G" in word
+    rows = ROWS[1::2][e % 2] if independent else ROWS[(k + e) % 4]
+    parts = {"integrator": word, "gradient": gradient, "rows": rows, "step_size": step_size}
     parts |= {SGLD: {}, SGHMC: {"friction": D}}.get(kernel_class, {"diffusion": D})
     if k % 2:
         parts["inverse_mass_matrix"] = dictionary(1 / mass)
@@ -126,15 +129,16 @@ def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
         state = start._replace(
             momentum=() if p is None else dictionary(p),
             thermostat=dictionary(xi) if kernel_class is MSGNHT else () if xi is None else jnp.asarray(xi),
+            auxiliary=dictionary(S2) if independent else (),
             gradient=() if carried is None else dictionary(carried),
             last_finite=start.z if kernel.integrator.evaluates_start else (),
         )
-        supply = itertools.cycle(NOISES[: sum(letter in "NOE" for letter in word)])
+        supply = itertools.cycle(NOISES[: sum(letter in "NOEG" for letter in word)])
         monkeypatch.setattr(noise, "normal_like", lambda key, tree: dictionary(next(supply)))
         # six steps of a toy: what takes time is the compiler
         moved = jax.jit(lambda state: kernel.sample(state, ARGS, {}), compiler_options=QUICKLY)(state)
 
-    constants = {"D": D, "mass": mass, "common": kernel_class is SGNHT}
+    constants = {"D": D, "mass": mass, "common": kernel_class is SGNHT, "s2": S2}
     z, p, xi = written_out.run(estimator, word, steps, batches[1:], NOISES, vector(START), p, xi, carried, **constants)
     np.testing.assert_allclose(vector(moved.z), z, rtol=1e-9)
     if p is not None:

@@ -59,11 +59,6 @@ methods = pytest.mark.parametrize("method", METHODS)
 
 
 @methods
-def test_a_right_run_says_nothing(method):
-    assert told(lambda: make(method=method).run(random.key(0), X, Y)) == []
-
-
-@methods
 def test_a_step_beyond_the_stability_limit(method):
     """h omega = 9, where nothing diverges since the gradient of a logistic model is bounded."""
     mcmc = make(method=method, step_size=9 / 20)
@@ -88,7 +83,7 @@ def test_data_that_are_not_finite(method):
 
 
 @methods
-def test_few_rows_that_are_not_finite(method):
+def test_a_right_run_says_nothing_and_its_resume_on_rows_that_are_not_finite_does(method):
     """Nothing is wrong at the start, and then every step is refused; a resume with other data says that as well."""
     mcmc = make(method=method)
     assert told(lambda: mcmc.run(random.key(0), X, Y)) == []
@@ -101,8 +96,9 @@ def test_few_rows_that_are_not_finite(method):
     assert (np.asarray(mcmc.last_state.z["w"]) == before["w"]).all()
 
 
-@pytest.mark.parametrize("progress_bar", [True, False])
-@pytest.mark.parametrize("num_chains, num_samples", [(1, 50), (8, 8), (2, 50)])
+@pytest.mark.parametrize(
+    "num_chains, num_samples, progress_bar", [(1, 50, True), (1, 50, False), (8, 8, True), (8, 8, False), (2, 50, True)]
+)
 def test_with_the_bar_and_without_and_as_many_draws_as_chains(progress_bar, num_chains, num_samples):
     mcmc = make(num_chains=num_chains, num_samples=num_samples, progress_bar=progress_bar, step_size=9 / 20)
     (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
@@ -134,19 +130,32 @@ def test_a_chain_that_goes_back_and_forth():
 def test_a_short_run_is_not_judged_by_its_temperature():
     """The momentum has hardly moved in these draws, so its mean square says nothing."""
     x = 3 + np.random.default_rng(0).normal(size=1000)
+    kernel = SGHMC(models.gaussian, step_size=1e-4, friction=30.0, batch_size=100)
+    mcmc = MCMC(kernel, num_warmup=50, num_samples=50, progress_bar=False)
     found = []
     for seed in range(8):
-        kernel = SGHMC(models.gaussian, step_size=1e-4, friction=30.0, batch_size=100)
-        mcmc = MCMC(kernel, num_warmup=50, num_samples=50, progress_bar=False)
-        found += told(lambda mcmc=mcmc, seed=seed: mcmc.run(random.key(seed), x, init_params={"mu": jnp.asarray(3.0)}))
+        found += told(lambda seed=seed: mcmc.run(random.key(seed), x, init_params={"mu": jnp.asarray(3.0)}))
     assert found == []
 
 
-def test_an_argument_may_be_given_by_name_on_a_resume():
+@pytest.fixture(scope="module")
+def last_state():
+    """Of a right run."""
     mcmc = make()
     mcmc.run(random.key(0), X, Y)
-    mcmc.post_warmup_state = mcmc.last_state
-    assert told(lambda: mcmc.run(mcmc.last_state.rng_key, X, y=Y)) == []
+    return mcmc.last_state
+
+
+@pytest.fixture
+def mcmc(last_state):
+    """What goes on from it."""
+    mcmc = make()
+    mcmc.post_warmup_state = last_state
+    return mcmc
+
+
+def test_an_argument_may_be_given_by_name_on_a_resume(mcmc):
+    assert told(lambda: mcmc.run(mcmc.post_warmup_state.rng_key, X, y=Y)) == []
 
 
 def test_a_warm_up_alone_says_nothing():
@@ -159,19 +168,14 @@ def test_an_overdamped_chain_has_no_temperature():
     assert told(lambda: mcmc.run(random.key(0), X, Y)) == []
 
 
-def test_a_resume_with_the_same_data_says_nothing():
-    mcmc = make()
-    mcmc.run(random.key(0), X, Y)
-    mcmc.post_warmup_state = pickle.loads(pickle.dumps(mcmc.last_state))
-    assert told(lambda: mcmc.run(mcmc.last_state.rng_key, X.copy(), jnp.asarray(Y, float))) == []
+def test_a_resume_with_the_same_data_says_nothing(mcmc):
+    mcmc.post_warmup_state = pickle.loads(pickle.dumps(mcmc.post_warmup_state))
+    assert told(lambda: mcmc.run(mcmc.post_warmup_state.rng_key, X.copy(), jnp.asarray(Y, float))) == []
 
 
 @pytest.mark.parametrize("changed", [lambda x, y: (x[:-1], y[:-1]), lambda x, y: (x, 1 - y), lambda x, y: (-x, y)])
-def test_a_resume_with_other_data(changed):
-    mcmc = make()
-    mcmc.run(random.key(0), X, Y)
-    mcmc.post_warmup_state = mcmc.last_state
-    (message,) = told(lambda: mcmc.run(mcmc.last_state.rng_key, *changed(X, Y)))
+def test_a_resume_with_other_data(changed, mcmc):
+    (message,) = told(lambda: mcmc.run(mcmc.post_warmup_state.rng_key, *changed(X, Y)))
     assert "resumed with other data" in message
 
 

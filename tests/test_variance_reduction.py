@@ -70,6 +70,7 @@ def test_saga_reduces_the_noise_at_least_tenfold_within_a_pass_from_the_mode(mod
     assert noise(saga, state) < 0.1 * noise(plain, started(plain, state.z))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("gradient", [SAGA(), SAGA("batch"), SVRG(), "center", None], ids=str)
 def test_the_stationary_variance_is_that_of_the_full_gradient(gradient):
     """

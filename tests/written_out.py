@@ -79,7 +79,7 @@ class Table(Plain):
         self.table |= self.new
 
 
-def run(estimator, word, h, rows, noises, z, p=None, xi=None, gradient=None, *, D, mass, common):
+def run(estimator, word, h, rows, noises, z, p=None, xi=None, gradient=None, *, D, mass, common, s2=0):
     """
     Steps of the dynamics.
 
@@ -92,6 +92,7 @@ def run(estimator, word, h, rows, noises, z, p=None, xi=None, gradient=None, *, 
     :param gradient: the gradient that the first kick finds, where a word kicks before it moves.
     :param mass: of each coordinate.
     :param bool common: one thermostat in all.
+    :param s2: variance of the gradient's noise that the letter G is told.
     """
     for i, size in enumerate(h):
         estimator.begin(i, z)
@@ -116,6 +117,10 @@ def run(estimator, word, h, rows, noises, z, p=None, xi=None, gradient=None, *, 
                 p = decay * p + np.sqrt(D * mass * (1 - decay**2) / friction) * next(noise)
             elif letter == "E":
                 p = p - t * (gradient + friction * p) + np.sqrt(2 * D * t * mass) * next(noise)
+            elif letter == "G":
+                c1, k = np.tanh(D * t / 2), t**2 * s2 / (4 * mass)
+                a = (1 - c1 - k) / (1 + c1 + k)
+                p = a * p + (1 + a) * np.sqrt(c1 * mass) * next(noise)
             elif letter == "D":
                 energy = p * p / mass
                 xi = xi + t * ((energy.mean() if common else energy) - 1)

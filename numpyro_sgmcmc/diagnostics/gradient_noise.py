@@ -34,7 +34,8 @@ def gradient_noise(
 
     To first order in h, white noise of variance :math:`s^2` adds to the variance of each coordinate the share
     :math:`h s^2 / 2` for SGLD and :math:`h s^2 / (2 \gamma)` for SGHMC; MSGNHT finds the friction that balances it,
-    SGNHT that for the mean over the coordinates.
+    SGNHT that for the mean over the coordinates. For NOGIN it is what is left because this variance is not the one that
+    the state holds in ``auxiliary``.
 
     What an estimator remembers is looked at as it is: the noise of :class:`~numpyro_sgmcmc.SVRG` grows from one full
     pass to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are fresh at the start.
@@ -91,9 +92,9 @@ def gradient_noise(
             return chain.gradient.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
 
         variance = gradient_variance(gradient, num_batches)
-        return GradientNoise(variance, chain.dynamics.inflation(state.step_size, variance))
+        return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))
 
     def probes(potential, state):
         return jax.vmap(lambda state: probe(potential, state))(state) if state.i.ndim else probe(potential, state)
 
-    return compiled(probes, kernel._model, model_args, model_kwargs, kernel.batch_size)(state)
+    return compiled(probes, kernel._model, model_args, model_kwargs, kernel._batch_size)(state)

@@ -30,10 +30,11 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.dynamics import underdamped
-from numpyro_sgmcmc.types import Flow, Phase, Sites
+from numpyro_sgmcmc.types import Flow, Phase
 from numpyro_sgmcmc.utils import trees
 
-FLOWS = underdamped.FLOWS | {"D": Flow("thermostat")}
+# without G: a thermostat takes out the heat of the gradient's noise itself
+FLOWS = {letter: flow for letter, flow in underdamped.FLOWS.items() if letter != "G"} | {"D": Flow("thermostat")}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class NoseHoover(underdamped.Underdamped):
     def friction(self, phase: Phase) -> Any:
         return trees.like(phase.thermostat, phase.momentum)
 
-    def init(self, z: Sites, noise: Any) -> Phase:
+    def init(self, z: Any, noise: Any) -> Phase:
         if self.elementwise:
             thermostat = jax.tree.map(lambda x: jnp.full_like(x, self.noise), z)
         else:
@@ -72,8 +73,9 @@ class NoseHoover(underdamped.Underdamped):
             return phase._replace(thermostat=jax.tree.map(jnp.add, phase.thermostat, shifts))
         return phase._replace(thermostat=phase.thermostat + trees.total(shifts) / trees.size(shifts))
 
-    def inflation(self, h: jax.Array, variance: Any) -> Any:
+    def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """What is left of it once the thermostats balance: nothing, or the deviations from one common friction."""
+        del phase
         heat = self.gradient_heat(h, variance)
         if self.elementwise:
             return jax.tree.map(jnp.zeros_like, heat)

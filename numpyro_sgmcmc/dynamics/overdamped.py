@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Sites
+from numpyro_sgmcmc.types import Dynamics, Flow, Phase
 from numpyro_sgmcmc.utils import trees
 
 FLOWS = {"E": Flow("first-order step", needs_gradient=True, needs_noise=True, moves=True)}
@@ -41,12 +41,17 @@ class Overdamped(Dynamics):
     def integrators(self) -> Mapping[str, str]:
         return {"euler": "E"}
 
-    def init(self, z: Sites, noise: Any) -> Phase:
+    @property
+    def largest_step(self) -> float:
+        return 0.04  # adds h / 2 to the relative variance
+
+    def init(self, z: Any, noise: Any) -> Phase:
         del noise
         return Phase(z)
 
-    def inflation(self, h: jax.Array, variance: Any) -> Any:
+    def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / 2."""
+        del phase
         return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, trees.like(self.inverse_mass_matrix, variance))
 
     def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from numpyro_sgmcmc.dynamics import nose_hoover
+from numpyro_sgmcmc.dynamics import nose_hoover, underdamped
 from numpyro_sgmcmc.types import Dynamics, Evaluation, Flow, Phase, Sites
 from numpyro_sgmcmc.utils import noise
 
@@ -37,7 +37,9 @@ class Splitting:
     """
 
     word: str
-    flows: Mapping[str, Flow] = field(default_factory=lambda: nose_hoover.FLOWS, repr=False, compare=False)
+    flows: Mapping[str, Flow] = field(
+        default_factory=lambda: underdamped.FLOWS | nose_hoover.FLOWS, repr=False, compare=False
+    )
 
     @property
     def _kicks(self) -> list[int]:
@@ -61,6 +63,11 @@ class Splitting:
     def evaluates_start(self) -> bool:
         """Whether the first gradient of a step is evaluated where the step begins (E, EA)."""
         return bool(self._kicks) and not self.carries_gradient and self._kicks[0] <= min(self._moves, default=0)
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether a letter must be told the variance of the gradient's noise (ABGBA)."""
+        return any(self.flows[letter].needs_variance for letter in self.word)
 
     @property
     def gradients_per_step(self) -> int:
@@ -89,10 +96,13 @@ class Splitting:
                 )
         for letter in dict.fromkeys(word):
             for other in dict.fromkeys(word):
-                if letter != other and set(terms[letter]) > set(terms[other]):
+                if letter != other and set(terms[letter]) >= set(terms[other]):
                     raise ValueError(f"{refuse}{letter!r} contains {other!r}; leave out one of them.")
             if flows[letter].needs_gradient and flows[letter].needs_noise and word.count(letter) > 1:
                 raise ValueError(f"{refuse}{letter!r} is a whole first-order step and may stand only once.")
+            place = flows[letter].place
+            if place not in word or any(word.count(part) != place.count(part) for part in place):
+                raise ValueError(f"{refuse}{letter!r} is right only in {place!r}, and with no more of its letters.")
         for term in dict.fromkeys("".join(terms.values())):
             having = [letter for letter in flows if term in terms[letter]]
             if not set(having) & set(word):

@@ -1,5 +1,5 @@
 r"""
-Underdamped Langevin dynamics (Chen, Fox & Guestrin 2014; Chen, Ding & Carin 2015).
+Underdamped Langevin dynamics (Chen, Fox & Guestrin 2014; Chen, Ding & Carin 2015; Matthews & Weare 2018).
 
 .. math:: dz = M^{-1} p\, dt, \qquad dp = -\nabla U(z)\, dt - D p\, dt + \sqrt{2 D M}\, dW
 
@@ -12,7 +12,21 @@ leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant. D is a rate (the C of C
 ``N``  noise                 p += sqrt(2 D h) M^1/2 n
 ``O``  F and N, exact        p = c p + sqrt(1 - c^2) M^1/2 n,  c = exp(-D h)
 ``E``  momentum, first order p += -h (g + D p) + sqrt(2 D h) M^1/2 n
+``G``  F and N, less g's own p = a p + (1 + a) sqrt(c1) M^1/2 n,
+                             a = (1 - c1 - k) / (1 + c1 + k),
+                             c1 = tanh(D h / 2), k = h^2 M^-1 s^2 / 4
 ===== ===================== =======================================================
+
+G is that of NOGIN, the word ``ABGBA`` (Matthews & Weare 2018, arXiv 1805.08863), where s^2 is the variance of the white
+noise of g in each coordinate. As the kicks around it use the same g, they and G make together
+
+.. math:: p' = a p + (1 + a) \left(-\tfrac{h}{2} \nabla U + M^{1/2} \sqrt{c_1 + k}\, n\right)
+    \quad\text{with}\quad a = e^{-D' h}, \quad \tanh(D' h / 2) = c_1 + k,
+
+the law of ``ABOBA`` with full gradients and the larger friction D'. So on a Gaussian z is exact whatever h, D and s^2,
+if the noise of g is Gaussian and independent between coordinates. Without noise of g, s^2 = 0, it is ``ABOBA`` itself.
+Where c1 + k = 1, near h s = 2 M^1/2, the momentum is forgotten in each step; beyond, each step turns it around, and
+the chain moves less and less.
 """
 
 from collections.abc import Mapping
@@ -41,6 +55,13 @@ FLOWS = {
     "N": Flow("noise", needs_noise=True),
     "O": Flow("Ornstein-Uhlenbeck flow", needs_noise=True, contains="FN"),
     "E": Flow("first-order momentum update", needs_gradient=True, needs_noise=True, contains="BFN"),
+    "G": Flow(
+        "friction and noise, less that of the gradient",
+        needs_noise=True,
+        contains="FN",
+        place="BGB",  # k counts the two kicks by one gradient on its sides
+        needs_variance=True,
+    ),
 }
 
 
@@ -62,7 +83,11 @@ class Underdamped(Dynamics):
 
     @property
     def integrators(self) -> Mapping[str, str]:
-        return {"euler": "EA", "ssi": "AFBNFA"}
+        return {"euler": "EA", "ssi": "AFBNFA", "NOGIN": "ABGBA"}
+
+    @property
+    def largest_step(self) -> float:
+        return 0.3
 
     def friction(self, phase: Phase) -> Any:
         """The rate at which momentum is lost, for every leaf."""
@@ -72,7 +97,7 @@ class Underdamped(Dynamics):
         """M^-1, for every leaf."""
         return trees.like(self.inverse_mass_matrix, z)
 
-    def init(self, z: Sites, noise: Any) -> Phase:
+    def init(self, z: Any, noise: Any) -> Phase:
         """Momentum from its equilibrium N(0, M)."""
         momentum = jax.tree.map(lambda n, im: n / jnp.sqrt(jnp.asarray(im, n.dtype)), noise, self.inverse_mass(z))
         return Phase(z, momentum)
@@ -90,9 +115,15 @@ class Underdamped(Dynamics):
         """What white gradient noise of variance s^2 adds to the intensity D: h M^-1 s^2 / 2."""
         return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, self.inverse_mass(variance))
 
-    def inflation(self, h: jax.Array, variance: Any) -> Any:
-        """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / (2 D)."""
-        return jax.tree.map(lambda heat: heat / self.noise, self.gradient_heat(h, variance))
+    def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
+        """
+        Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / (2 D); of ``G`` what is
+        left of it, (x - x0) / (D + x0), where x0 is the heat of the variance that it is informed of and x the heat now.
+        """
+        heat = self.gradient_heat(h, variance)
+        if isinstance(phase.auxiliary, tuple):
+            return jax.tree.map(lambda x: x / self.noise, heat)
+        return jax.tree.map(lambda x, x0: (x - x0) / (self.noise + x0), heat, self.gradient_heat(h, phase.auxiliary))
 
     def A(self, phase: Phase, h: jax.Array) -> Phase:
         z = jax.tree.map(lambda z, p, im: z + h * im * p, phase.z, phase.momentum, self.inverse_mass(phase.z))
@@ -131,6 +162,23 @@ class Underdamped(Dynamics):
             gradient,
             noise,
             self.friction(phase),
+            self.inverse_mass(phase.z),
+        )
+        return phase._replace(momentum=momentum)
+
+    def G(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
+        injected = jnp.tanh(0.5 * self.noise * h)
+        # 1 + a = 2 / (1 + c1 + k), which is right also where k is infinite
+        keeps = jax.tree.map(
+            lambda s2, im: 2 / (1 + injected + 0.25 * h * h * im * s2),
+            phase.auxiliary,
+            self.inverse_mass(phase.auxiliary),
+        )
+        momentum = jax.tree.map(
+            lambda p, n, b, im: (b - 1) * p + b * jnp.sqrt(injected / im) * n,
+            phase.momentum,
+            noise,
+            keeps,
             self.inverse_mass(phase.z),
         )
         return phase._replace(momentum=momentum)

@@ -66,7 +66,8 @@ class ControlVariate(Anchored):
     networks, it is no help. For a randomised model (``numpyro.prng_key()``) the gradient at the centre is itself an
     estimate, with one key for each few thousand rows, and what it is off by stays for the life of the chain.
 
-    :param dict center: unconstrained values of all latent sites.
+    :param dict center: unconstrained values of all latent sites; None: the warm-up finds it, which needs a kernel
+        whose ``step_size`` is left out as well.
     :param stored: None, or the form of a table that holds the gradients at the centre: ``"row"``, ``"batch"`` or
         ``"linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
     :param predictor: with ``stored="linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
@@ -100,7 +101,7 @@ class ControlVariate(Anchored):
         True
     """
 
-    center: Sites
+    center: Sites | None = None
     stored: Literal["row", "batch", "linear"] | None = None
     predictor: Any = None
     chunk_size: int | None = None
@@ -114,16 +115,32 @@ class ControlVariate(Anchored):
     def with_rows(self, rows: RowScheme) -> tuple[GradientEstimator, RowScheme]:
         if self.stored is None:
             return self, rows
+        if self.center is None:
+            raise ValueError(
+                f"ControlVariate(stored={self.stored!r}) needs a center: find_mode(model, key, ...) finds one. Without "
+                "stored= the warm-up finds it."
+            )
         options = {"predictor": self.predictor, "chunk_size": self.chunk_size, "memory": self.memory}
         return _Stored(self.stored, **options, center=self.center).with_rows(rows)
 
     def check(self, potential: Potential, chains: int) -> None:
         del chains
         check_minibatched(self, potential.plates)
-        check_like_z("ControlVariate(center)", self.center, potential.prototype)
+        if self.center is not None:
+            check_like_z("ControlVariate(center)", self.center, potential.prototype)
+
+    @property
+    def shared(self) -> bool:
+        return self.center is None
+
+    def recenter(self, potential: Potential, gradient_state: Anchor, z: Sites, rng_key: jax.Array) -> Anchor:
+        if self.center is not None:
+            return gradient_state
+        return self.anchor(potential, _as_z(z, potential), rng_key)
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
-        del z
+        if self.center is None:
+            return Anchor(z, jax.tree.map(jnp.zeros_like, z))  # until recenter
         return self.anchor(potential, _as_z(self.center, potential), rng_key)
 
 

@@ -11,6 +11,7 @@ restricted to the support, invariant as far as the steps do. A second refusal in
 no chain is caught between two walls.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
+from numpyro_sgmcmc.model.coordinates import in_x, raveled, unraveler
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.schedules import schedule_index
-from numpyro_sgmcmc.tuning.start import descend, gradient_variance
+from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
 from numpyro_sgmcmc.types import (
     Adaptive,
     Dynamics,
@@ -46,6 +48,7 @@ class Chain:
     The parts a chain is made of.
 
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None leaves the start to the dynamics.
+    :param bool tuned: whether coordinates and step are those of ``state.tuning``.
     """
 
     dynamics: Dynamics
@@ -54,6 +57,7 @@ class Chain:
     rows: RowScheme
     schedule: Schedule
     init_strategy: Any = None
+    tuned: bool = False
 
     # -- the start ----------------------------------------------------------------------------------------------
 
@@ -74,6 +78,8 @@ class Chain:
         rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
         rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
         z = self.start(potential, key_z, rows, init_params)
+        if self.tuned:
+            return self._untuned(potential, rng_key, z, rows, rows_state, key_gradient, num_warmup, fingerprint)
         balance = isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None
         if balance:
             z = descend(potential, z, *random.split(key_descent))
@@ -83,14 +89,36 @@ class Chain:
         phase = self.dynamics.init(z, noise.normal_like(key_momentum, z))
         h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
         if balance:
-            phase = self._balanced(potential, phase, h, gradient_state, key_probes)
+            assert isinstance(self.dynamics, Thermostatted)
+            phase = self.dynamics.balanced(phase, h, self._white_noise(potential, z, gradient_state, key_probes))
+        if self.integrator.needs_variance:
+            phase = self.dynamics.informed(phase, self._white_noise(potential, z, gradient_state, key_probes))
         first = ()
         if self.integrator.carries_gradient:
             first = self.gradient.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
+        marks = Marks(0, jnp.uint32(num_warmup), fingerprint, 0)
+        state = self._fresh(phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key)
+        return state, energies
+
+    def _untuned(self, potential, rng_key, z, rows, rows_state, rng_key_gradient, num_warmup, fingerprint):
+        """A state that waits for the first transition to find coordinates, step size and all that follows from them."""
+        energies = potential.by_site(z, rows, rng_key_gradient)
+        x = jnp.zeros_like(raveled(z))
+        phase = self.dynamics.init(x, x)
+        if self.integrator.needs_variance:
+            phase = self.dynamics.informed(phase, x)
+        first = x if self.integrator.carries_gradient else ()
+        gradient_state = self.gradient.start(potential, z, rng_key_gradient)
+        marks = Marks(0, jnp.uint32(num_warmup), fingerprint, 0)
+        h = jnp.zeros((), x.dtype)
+        return self._fresh(phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key), energies
+
+    def _fresh(self, phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key):
         energy = sum(energies.values(), start=jnp.zeros(()))
-        state = SGMCMCState(
+        return SGMCMCState(
             i=jnp.zeros((), jnp.uint32),
-            z=phase.z,
+            z=z,
+            x=phase.z if self.tuned else (),
             momentum=phase.momentum,
             thermostat=phase.thermostat,
             auxiliary=phase.auxiliary,
@@ -104,34 +132,33 @@ class Chain:
             diverging=jnp.zeros((), bool),
             # a zero that is mapped wherever the chains are, so that NumPyro's buffers fit from the start
             refused=0 * jnp.isnan(energy).astype(jnp.int32),
-            marks=Marks(0, jnp.uint32(num_warmup), fingerprint, 0).packed(),
+            marks=marks.packed(),
             rng_key=rng_key,
         )
-        return state, energies
 
     def start(self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None) -> Sites:
         """The position that ``init_params`` and ``init_strategy`` ask for."""
-        z = potential.initial(rng_key, rows, self.init_strategy)
+        if self.tuned and self.init_strategy is None:
+            z = best_of_several(potential, rng_key, rows)
+        else:
+            z = potential.initial(rng_key, rows, self.init_strategy)
         if init_params is None:
             return z
         return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
 
-    def _balanced(
-        self, potential: ModelPotential, phase: Phase, h: jax.Array, gradient_state: Any, rng_key: jax.Array
-    ) -> Phase:
-        """The phase with its thermostats in balance with the noise of the gradient, where that is white."""
+    def _white_noise(self, potential: ModelPotential, z: Sites, gradient_state: Any, rng_key: jax.Array) -> Sites:
+        """Variance of the gradient's noise at ``z``, where that is white; 0 where it is not, or where there is none."""
         noisy = potential.plates or potential.randomised
         if not noisy or not getattr(self.rows, "independent", False):
-            return phase
-        assert isinstance(self.dynamics, Thermostatted)
+            return jax.tree.map(jnp.zeros_like, z)
         key_rows, key_model = random.split(rng_key)
 
         def gradient_fn(k):
             rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
             key = random.fold_in(key_model, k)
-            return self.gradient.evaluate(potential, phase.z, rows, gradient_state, key).gradient
+            return self.gradient.evaluate(potential, z, rows, gradient_state, key).gradient
 
-        return self.dynamics.balanced(phase, h, gradient_variance(gradient_fn))
+        return gradient_variance(gradient_fn)
 
     # -- a transition: begin, some steps, end -------------------------------------------------------------------
 
@@ -154,15 +181,16 @@ class Chain:
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         marks = Marks.of(state.marks)
-        h = self.h(state.i, marks.wraps, state.z)
+        position, to_gradient = self._in_coordinates(potential, state)
+        h = state.tuning.step_size if self.tuned else self.h(state.i, marks.wraps, state.z)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # no child of a split of the key
-        gradient_state = self.gradient.begin_step(potential, state.z, state.gradient_state, state.i, key_begin)
+        gradient_state = self.gradient.begin_step(potential, position, state.gradient_state, state.i, key_begin)
 
         def gradient_fn(z: Sites) -> Evaluation:
             return self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
 
-        old = state.phase
-        new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, gradient_fn, key_noise)
+        old, at = state.phase, to_gradient(gradient_fn)
+        new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise)
         last = evaluations[-1]  # a position must have moved since the step before, so there is one
         if isinstance(self.dynamics, Adaptive):
             new = self.dynamics.adapt(new, last.gradient, state.i, marks.num_warmup)
@@ -185,6 +213,13 @@ class Chain:
             refused=jnp.where(accepted, self._still_refused(state), state.refused + 1),
         )
 
+    def _in_coordinates(self, potential: ModelPotential, state: SGMCMCState) -> tuple[Sites, Callable]:
+        """Where the chain is in z, and gradients in z -> gradients in the coordinates of the dynamics."""
+        if not self.tuned:
+            return state.z, lambda gradient_fn: gradient_fn
+        unravel, coordinates = unraveler(potential.prototype), state.tuning.coordinates
+        return unravel(coordinates.to_z(state.x)), lambda gradient_fn: in_x(gradient_fn, coordinates, unravel)
+
     def _still_refused(self, state: SGMCMCState) -> jax.Array:
         """
         Steps refused in a row after a step that is accepted: none, unless it begins where the chain went back to, of
@@ -192,7 +227,7 @@ class Chain:
         """
         if not self.integrator.evaluates_start:
             return jnp.zeros_like(state.refused)
-        here, known = (jax.tree.leaves(z)[0].ravel()[0] for z in (state.z, state.last_finite))
+        here, known = (jax.tree.leaves(z)[0].ravel()[0] for z in (state.phase.z, state.last_finite))
         return jnp.where(here == known, state.refused, 0)
 
     def end(self, potential: ModelPotential, before: SGMCMCState, state: SGMCMCState) -> SGMCMCState:
@@ -202,7 +237,8 @@ class Chain:
         it is not finite the chain goes back: one step if that position is known, else to the start of the transition.
         """
         if not self.integrator.evaluates_end:
-            inside = jnp.isfinite(potential.prior(state.z, stream(before.rng_key, DRAW)))
+            position, _ = self._in_coordinates(potential, state)
+            inside = jnp.isfinite(potential.prior(position, stream(before.rng_key, DRAW)))
             start = state if self.integrator.evaluates_start else before
             phase = trees.where(inside, state.phase, self._back(start))
             state = state.at(
@@ -210,7 +246,10 @@ class Chain:
                 diverging=state.diverging | ~inside,
                 refused=jnp.where(inside, state.refused, jnp.maximum(state.refused, before.refused) + 1),
             )
-        return state._replace(temperature=self.dynamics.temperature(state.phase), rng_key=next_key(before.rng_key))
+        position, _ = self._in_coordinates(potential, state)
+        return state._replace(
+            z=position, temperature=self.dynamics.temperature(state.phase), rng_key=next_key(before.rng_key)
+        )
 
     def _back(self, state: SGMCMCState) -> Phase:
         """The phase after a refusal: the last position of finite energy, and the momentum reversed."""
@@ -225,9 +264,14 @@ class Chain:
         state = state._replace(gradient_state=self.gradient.refresh(potential, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
+        return state._replace(gradient=self.first_gradient(potential, state, key))
+
+    def first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> Any:
+        """The gradient with which a word begins that carries one from step to step."""
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
-        evaluation = self.gradient.evaluate(potential, state.z, rows, state.gradient_state, key)
-        return state._replace(gradient=evaluation.gradient)
+        _, to_gradient = self._in_coordinates(potential, state)
+        at = to_gradient(lambda z: self.gradient.evaluate(potential, z, rows, state.gradient_state, rng_key))
+        return at(state.phase.z).gradient
 
     def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""

@@ -26,6 +26,10 @@ ENOUGH = 30  # effective draws for which a standard error means something
 BLATANT = 10.0  # a temperature that no draw of a right run falls short of all the time
 
 
+SCORE = 4.5  # a z-score of a check, and
+MIXED = 1.1  # an R-hat, that no right warm-up exceeds
+
+
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 
@@ -38,6 +42,8 @@ class Monitor(NamedTuple):
     - **temperature** - kinetic temperature; NaN without a momentum.
     - **step_size** - that of the last step.
     - **data_changed** - whether the data are not those that the chain was started with.
+    - **gradient**, **virial**, **r_hat** - the worst scores of the check at the end of the warm-up, see
+      :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 where there was none.
     """
 
     chain: Any
@@ -45,6 +51,9 @@ class Monitor(NamedTuple):
     temperature: Any
     step_size: Any
     data_changed: Any
+    gradient: Any
+    virial: Any
+    r_hat: Any
 
 
 class Collected:
@@ -88,8 +97,8 @@ def _rebuild(chains: int, children: Any) -> Any:
 
 
 def _unpacked(packed: Any) -> Monitor:
-    _, refused, temperature, step_size, changed = (np.asarray(packed)[..., k] for k in range(len(Monitor._fields)))
-    return Monitor((), refused.astype(np.int32), temperature, step_size, changed > 0)
+    _, refused, temperature, step_size, changed, *scores = np.moveaxis(np.asarray(packed), -1, 0)
+    return Monitor((), refused.astype(np.int32), temperature, step_size, changed > 0, *scores)
 
 
 jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), node.chains), _rebuild)
@@ -126,11 +135,32 @@ def report(monitor: Monitor) -> None:
             f"the kinetic temperature of the run is {T:.3g}, where 1 is right, so the draws are not those of the "
             f"posterior; step_size is {h:.3g}. Perhaps {why}"
         )
+    elif not stuck.size:
+        _report_check(*(np.asarray(score)[kept][:, -1] for score in (monitor.gradient, monitor.virial, monitor.r_hat)))
     if np.asarray(monitor.data_changed).any():
         _warn(
             "the run was resumed with other data than it was started with. What the state holds of the data "
             "(control variates, tables, thermostats) is that of the old ones. Start a new run, or resume with the data "
             "that the state comes from."
+        )
+
+
+def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -> None:
+    """Warn of draws of the warm-up that are not those of the posterior. Single chains each have scores of their own."""
+    seen = []
+    if not (gradient <= SCORE).all():
+        seen.append(f"E[dU] is {gradient.max():.1f} standard errors from 0")
+    if not (virial <= SCORE).all():
+        seen.append(f"E[(z - m) dU] is {virial.max():.1f} standard errors from 1")
+    if not (r_hat <= MIXED).all():
+        seen.append(f"R-hat is {r_hat.max():.2f}")
+    if seen:
+        _warn(
+            "the draws are doubtful: in the second half of the warm-up, in the worst direction, "
+            f"{' and '.join(seen)}. The posterior is perhaps a funnel (non-centre it: "
+            "numpyro.infer.reparam.LocScaleReparam), of several modes, or far from a normal shape (compare with NUTS "
+            "on fewer rows); or the warm-up was too short (a larger num_warmup). numpyro_sgmcmc.settings(mcmc) has "
+            "what was found."
         )
 
 

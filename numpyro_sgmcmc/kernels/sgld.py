@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
-from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import Reshuffled
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
@@ -19,12 +18,14 @@ class SGLD(SGMCMC):
     a relative :math:`h s^2 / 2` per coordinate from minibatch noise of variance :math:`s^2`.
 
     :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index. (Welling & Teh write h/2 where we write h.)
+    :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
+        :mod:`~numpyro_sgmcmc.tuning.tuner`. (Welling & Teh write h/2 where we write h.)
     :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition.
+        the model. Where the step size is found and none is declared, None stands for a size of our own.
+    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1, or found with the step size.
     :param str integrator: ``"euler"``.
-    :param gradient: gradient estimator.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
+        step size.
     :param rows: row scheme.
     :param inverse_mass_matrix: preconditioner of drift and noise: None, a scalar or a dict of diagonals like ``z``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
@@ -59,11 +60,11 @@ class SGLD(SGMCMC):
         self,
         model: Any,
         *,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int = 1,
+        steps_per_sample: int | None = None,
         integrator: str = "euler",
-        gradient: GradientEstimator = Minibatch(),
+        gradient: GradientEstimator | None = None,
         rows: RowScheme = Reshuffled(),
         inverse_mass_matrix: Any = None,
         init_strategy: Any = None,

@@ -7,6 +7,7 @@ arguments of each call. So a trace that NumPyro reuses for other chains, runs an
 
 from collections.abc import Callable, Mapping
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 import warnings
@@ -18,21 +19,30 @@ import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.dynamics.splitting import Splitting, named
+from numpyro_sgmcmc.gradients.control_variate import ControlVariate
+from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.report import Bar
 from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.handlers import full_rows, indexable
+from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
+from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
+from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
+    check_center,
     check_energies,
+    check_independent,
     check_init_params,
     check_inverse_mass_fits,
+    check_mass_has_step,
     check_resumed,
     checked_batch_size,
     checked_count,
@@ -51,11 +61,14 @@ class SGMCMC(MCMCKernel):
     :param dynamics: the SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.
     :param integrator: a word or the name of one (:class:`~numpyro_sgmcmc.Splitting`), or an object that offers what
         :class:`~numpyro_sgmcmc.types.Integrator` asks for.
-    :param gradient: gradient estimator.
-    :param rows: row scheme.
-    :param step_size: h > 0, or a function of the step index.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
+        step size.
+    :param rows: row scheme; None: independent batches for a word that counts on them, else reshuffled ones.
+    :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
+        :mod:`~numpyro_sgmcmc.tuning.tuner`.
     :param batch_size: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition, one compiled loop.
+    :param int steps_per_sample: integrator steps for each MCMC transition, one compiled loop. None: 1, or found with
+        the step size.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.model.checks`; at construction where possible, else at ``init``.
 
@@ -91,30 +104,43 @@ class SGMCMC(MCMCKernel):
         model: Any,
         dynamics: Dynamics,
         integrator: Any,
-        gradient: GradientEstimator,
-        rows: RowScheme,
+        gradient: GradientEstimator | None = None,
+        rows: RowScheme | None = None,
         *,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int = 1,
+        steps_per_sample: int | None = None,
         init_strategy: Any = None,
     ):
         if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
             integrator = named(integrator, dynamics)
         integrator.check(dynamics)
-        gradient = checked_part("gradient", gradient, "evaluate", "Minibatch()")
-        gradient, rows = gradient.with_rows(checked_part("rows", rows, "__call__", "Reshuffled()"))
+        if gradient is None:
+            gradient = Minibatch() if step_size is not None else ControlVariate()
+        if rows is None:
+            rows = WithoutReplacement() if integrator.needs_variance else Reshuffled()
+        checked_part("gradient", gradient, "evaluate", "Minibatch()")
+        checked_part("rows", rows, "__call__", "Reshuffled()")
+        estimator, scheme = gradient.with_rows(rows)
+        if integrator.needs_variance:
+            check_independent(scheme, integrator)
+        check_center(estimator, step_size)
+        check_mass_has_step(getattr(dynamics, "inverse_mass_matrix", 1.0), step_size)
         self._model = checked_model(model)
         self._chain = Chain(
             dynamics,
             integrator,
-            gradient,
-            rows,
-            as_schedule(step_size),
+            estimator,
+            scheme,
+            as_schedule(1.0 if step_size is None else step_size),
             checked_init_strategy(init_strategy),
+            step_size is None,
         )
         self.batch_size = checked_batch_size(batch_size)
-        self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
+        if steps_per_sample is None:
+            self.steps_per_sample = None if step_size is None else 1
+        else:
+            self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
         self._bar = Bar()
         self._frozen = True
 
@@ -192,16 +218,16 @@ class SGMCMC(MCMCKernel):
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
             rng_key, batched = rng_key[0], False
         potential = self._potential(model_args, model_kwargs)
+        chain = self._chain_for(potential)
         check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), potential.prototype)
-        self.gradient.check(potential, rng_key.shape[0] if batched else 1)
+        chain.gradient.check(potential, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential.prototype, batched)
         on_potential = partial(
-            compiled, model=self._model, model_args=model_args, model_kwargs=model_kwargs, batch_size=self.batch_size
+            compiled, model=self._model, model_args=model_args, model_kwargs=model_kwargs, batch_size=self._batch_size
         )
-        steps = min(num_warmup * self.steps_per_sample, 2**32 - 1)
         mark = _fingerprint(model_args, model_kwargs)
-        start = partial(self._start_chains, num_warmup=steps, fingerprint=mark)
+        start = partial(self._start_chains, num_warmup=num_warmup, fingerprint=mark)
         state, energies = on_potential(start)(rng_key, init_params)
         if not isinstance(rng_key, Tracer):
             check_energies(energies)
@@ -222,11 +248,33 @@ class SGMCMC(MCMCKernel):
             )
         potential = self._potential(model_args, model_kwargs)
         check_resumed(state.z, potential.prototype, batched)
-        chain, mark = self._chain, _fingerprint(model_args, model_kwargs)
-        over_chains = jax.vmap if batched else lambda fn: fn
+        chain, mark = self._chain_for(potential), _fingerprint(model_args, model_kwargs)
+        axes = axes_of_chains(chain) if batched else None
+        over_chains = lambda fn, *of: jax.vmap(fn, of or (axes,), axes) if batched else fn  # noqa: E731
+        steps = self.steps_per_sample
+        if chain.tuned:
+            state = tuned(self._tuner(chain), potential, state, self._first_gradient(chain, potential, batched))
+            steps = state.tuning.num_steps if steps is None else steps
         begun = over_chains(partial(chain.begin, fingerprint=mark))(state)
-        moved = repeat(over_chains(partial(chain.step, potential)), begun, self.steps_per_sample)
-        return over_chains(partial(chain.end, potential))(state, moved)
+        moved = repeat(over_chains(partial(chain.step, potential)), begun, steps)
+        return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
+
+    def _tuner(self, chain: Chain) -> Tuner:
+        needs_variance = chain.integrator.needs_variance
+        return Tuner(chain.dynamics, needs_variance, chain.gradient, chain.rows, self.steps_per_sample)
+
+    def _first_gradient(self, chain: Chain, potential: ModelPotential, batched: bool) -> Callable | None:
+        if not chain.integrator.carries_gradient:
+            return None
+        first = partial(chain.first_gradient, potential)
+        return jax.vmap(first, (axes_of_chains(chain), 0)) if batched else first
+
+    def _chain_for(self, potential: ModelPotential) -> Chain:
+        """The chain with the estimator that is for this potential, where the user leaves it to us."""
+        plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs
+        if self._chain.tuned and self._chain.gradient == ControlVariate() and plain:
+            return replace(self._chain, gradient=Minibatch())
+        return self._chain
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """
@@ -262,12 +310,23 @@ class SGMCMC(MCMCKernel):
         def one(rng_key, init_params):
             if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
                 init_params = potential.unconstrain(init_params)
-            return self._chain.init(potential, rng_key, init_params, num_warmup, fingerprint)
+            steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
+            return chain.init(potential, rng_key, init_params, steps, fingerprint)
 
-        return one(rng_key, init_params) if is_key(rng_key) else jax.vmap(one)(rng_key, init_params)
+        chain = self._chain_for(potential)
+        single = is_key(rng_key)
+        state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+        if chain.tuned:
+            chains = None if single else len(rng_key)
+            state = with_tuning(chain, self._tuner(chain), potential, state, chains, num_warmup)
+        return state, energies
+
+    @property
+    def _batch_size(self) -> Any:
+        return AUTOMATIC if self._chain.tuned and self.batch_size is None else self.batch_size
 
     def _potential(self, model_args, model_kwargs) -> ModelPotential:
-        return ModelPotential.of(self._model, model_args, model_kwargs, self.batch_size)
+        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size)
 
 
 def _fingerprint(model_args, model_kwargs):

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
-from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
@@ -19,13 +18,15 @@ class SGNHT(SGMCMC):
     ``"euler"`` (``AED``) are the schemes of Li et al. (2016), of order 2 and 1. Any of these costs one gradient a step.
 
     :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index.
+    :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
+        :mod:`~numpyro_sgmcmc.tuning.tuner`.
     :param float diffusion: D >= 0, intensity of the injected noise; the thermostats start at D.
     :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition.
+        the model. Where the step size is found and none is declared, None stands for a size of our own.
+    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1, or found with the step size.
     :param str integrator: ``"euler"``, ``"ssi"`` or a word over ``A B F N O D E``.
-    :param gradient: gradient estimator.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
+        step size.
     :param rows: row scheme. Independent batches by default: a thermostat balances white noise. Reshuffled rows hide
         the slow part of their noise from z but not from the momentum, and z comes out too narrow (0.47 to 0.97 of the
         variance in docs/measurements.md).
@@ -68,12 +69,12 @@ class SGNHT(SGMCMC):
         self,
         model: Any,
         *,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         diffusion: float = 1.0,
         batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int = 1,
+        steps_per_sample: int | None = None,
         integrator: str = "ADBOBDA",
-        gradient: GradientEstimator = Minibatch(),
+        gradient: GradientEstimator | None = None,
         rows: RowScheme = WithoutReplacement(),
         inverse_mass_matrix: Any = None,
         init_strategy: Any = None,

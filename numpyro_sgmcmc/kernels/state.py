@@ -10,7 +10,7 @@ from numpyro_sgmcmc.kernels.report import Collected, Monitor
 from numpyro_sgmcmc.types import Phase
 
 # What the key of a state is used for, a stream each. The key itself is used for nothing else.
-NEXT, STEPS, DRAW, REFRESH, PROBE = range(5)
+NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE = range(6)
 
 
 def stream(rng_key: jax.Array, use: int) -> jax.Array:
@@ -52,8 +52,9 @@ class SGMCMCState(NamedTuple):
     """
     - **i** - integrator steps so far, uint32; 0 again after 2**32.
     - **z** - dict of unconstrained values.
-    - **momentum** - dict like ``z``, or ``()``.
-    - **thermostat** - scalar, dict like ``z``, or ``()``.
+    - **x** - position in the coordinates of the dynamics, raveled; ``()`` where these are those of ``z``.
+    - **momentum** - like the position, or ``()``.
+    - **thermostat** - scalar, like the position, or ``()``.
     - **auxiliary** - any other variables of the dynamics, or ``()``.
     - **last_finite** - the last position whose energy was finite, for words that evaluate the position where they
       begin (SGLD, ``EA``), else ``()``.
@@ -67,10 +68,13 @@ class SGMCMCState(NamedTuple):
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
+    - **tuning** - what the warm-up has found, the same for all chains, or ``()``: see
+      :class:`~numpyro_sgmcmc.tuning.tuner.Tuning`.
     """
 
     i: jax.Array
     z: Any
+    x: Any
     momentum: Any
     thermostat: Any
     auxiliary: Any
@@ -85,15 +89,18 @@ class SGMCMCState(NamedTuple):
     refused: jax.Array
     marks: jax.Array
     rng_key: jax.Array
+    tuning: Any = ()
 
     @property
     def phase(self) -> Phase:
         """What the dynamics moves."""
-        return Phase(self.z, self.momentum, self.thermostat, self.auxiliary)
+        return Phase(self.z if isinstance(self.x, tuple) else self.x, self.momentum, self.thermostat, self.auxiliary)
 
     def at(self, phase: Phase, **fields: Any) -> "SGMCMCState":
         """This state at another phase, and with other values of ``fields``."""
-        return self._replace(**phase._asdict(), **fields)
+        position, *rest = phase
+        name = "z" if isinstance(self.x, tuple) else "x"
+        return self._replace(**{name: position}, **dict(zip(Phase._fields[1:], rest)), **fields)
 
     @property
     def monitor(self) -> Collected:
@@ -104,5 +111,7 @@ class SGMCMCState(NamedTuple):
             jnp.full_like(self.step_size, jnp.nan) if isinstance(self.temperature, tuple) else self.temperature
         )
         changed = Marks.of(self.marks).data_changed
-        monitor = Monitor(chain, self.refused, temperature, self.step_size, changed)
+        scores = self.tuning.scores if hasattr(self.tuning, "scores") else [0.0] * 3
+        scores = [jnp.full_like(self.step_size, score) for score in scores]
+        monitor = Monitor(chain, self.refused, temperature, self.step_size, changed, *scores)
         return Collected.of(monitor, jnp.size(self.i) if batched else 1)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_sgmcmc.model.handlers import Transforms
-from numpyro_sgmcmc.model.plates import batch_sizes, check_declared_in_gibbs, local_message
+from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.row_checks import INDEXED, check_rows
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
@@ -24,7 +24,7 @@ def checked_structure(
     model: Any,
     args: tuple,
     kwargs: Mapping[str, Any],
-    batch_size: int | Mapping[str, int] | None,
+    batch_size: int | str | Mapping[str, int] | None,
     transforms: Transforms | None = None,
 ) -> tuple[dict[str, Plate], Structure]:
     """
@@ -35,6 +35,15 @@ def checked_structure(
     siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
     whole = _outline_of_all_rows(model, args, kwargs, transforms)
     _check_latents(whole)
+    if batch_size == AUTOMATIC:
+        batch_size = None
+        declared = batch_sizes(whole, None, siblings)
+        ours = automatic_sizes(whole, siblings)
+        if ours and not declared:
+            try:
+                return checked_structure(model, args, kwargs, ours, transforms)
+            except ValueError:
+                pass  # a model that cannot be cut, which nobody has asked for, is sampled as a whole
     sizes = batch_sizes(whole, batch_size, siblings)
     check_declared_in_gibbs(whole, batch_size, kwargs)
     plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}

@@ -8,10 +8,10 @@ from typing import Any
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 
+AUTOMATIC = "automatic"  # as a batch_size: what the model declares, or else a size of our own
 
-def batch_sizes(
-    structure: Structure, batch_size: int | Mapping[str, int] | None, siblings: frozenset[str]
-) -> dict[str, int]:
+
+def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str]) -> dict[str, int]:
     for name, (size, n) in structure.in_scan.items():
         if n is not None and n < size:
             raise ValueError(scan_message(name))
@@ -36,12 +36,29 @@ def batch_sizes(
     return declared | chosen
 
 
-def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str]) -> str:
-    """The one plate that holds observed sites and no latent."""
+def automatic_sizes(structure: Structure, siblings: frozenset[str]) -> dict[str, int]:
+    """
+    Minibatches of the data plates where nobody asks for any: 500 rows, or two for each coordinate if that is more. A
+    plate of less than twice as many rows stays whole.
+    """
+    observed, latent = _sides(structure, siblings)
+    n = max(500, 2 * sum(site.size for site in structure.prototype.values()))
+    sizes = {name: structure.plates[name][0] for name in sorted((observed - latent) & set(structure.plates))}
+    return {name: n for name, size in sizes.items() if size > 2 * n}
+
+
+def _sides(structure: Structure, siblings: frozenset[str]) -> tuple[set[str], set[str]]:
+    """Plates that hold observed sites, and those that hold latents."""
     observed: set[str] = set()
     latent: set[str] = set()
     for name, site in structure.sites.items():
         (observed if site.observed and name not in siblings else latent).update(site.plates)
+    return observed, latent
+
+
+def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str]) -> str:
+    """The one plate that holds observed sites and no latent."""
+    observed, latent = _sides(structure, siblings)
     candidates = sorted((observed - latent) & set(structure.plates))
     if len(candidates) == 1:
         return candidates[0]

@@ -26,9 +26,10 @@ MASKS = ("select", "broadcast", "stop_gradient")  # by a map over chains: of an 
 PASSED_OVER = BRANCHES + IN_PLACE + MASKS
 
 
-def repeat(step: Callable[[Any], Any], state: Any, times: int) -> Any:
+def repeat(step: Callable[[Any], Any], state: Any, times: Any) -> Any:
     """``step(step(... step(state)))``, ``times`` times, with ``step`` traced once."""
-    if times == 1 or compat.jit_is_disabled():  # a model can be debugged where nothing is traced
+    # a model can be debugged where nothing is traced
+    if compat.jit_is_disabled() or (isinstance(times, int) and times == 1):
         for _ in range(times):
             state = step(state)
         return state

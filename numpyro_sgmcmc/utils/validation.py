@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.types import Plate
+from numpyro_sgmcmc.types import Plate, RowScheme
 
 
 def checked_model(model: Any) -> Any:
@@ -90,6 +90,27 @@ def checked_part(name: str, part: Any, verb: str, example: str) -> Any:
     if isinstance(part, type) or not hasattr(part, verb):
         raise TypeError(f"{name}={part!r} is not an instance that offers `{verb}`; write {name}={example} for one.")
     return part
+
+
+def check_center(gradient: Any, step_size: Any) -> None:
+    """
+    :raises ValueError: an estimator that waits for a centre, in a kernel whose warm-up does not look for one.
+    """
+    if step_size is not None and getattr(gradient, "shared", False):
+        raise ValueError(
+            f"{type(gradient).__name__}() without a center leaves it to the warm-up, which looks for one where "
+            "step_size= is left out as well. Leave it out, or give center=find_mode(model, key, ...)."
+        )
+
+
+def check_mass_has_step(inverse_mass: Any, step_size: Any) -> None:
+    """
+    :raises ValueError: masses without a step size; the warm-up finds both or none.
+    """
+    if step_size is None and (isinstance(inverse_mass, Mapping) or inverse_mass != 1.0):
+        raise ValueError(
+            "inverse_mass_matrix= is given and step_size= is not: the warm-up finds both. Leave both out, or give both."
+        )
 
 
 def checked_init_strategy(init_strategy: Any) -> Any:
@@ -188,6 +209,18 @@ def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
         raise ValueError(
             f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
             "Give the kernel a batch_size, or leave out gradient=."
+        )
+
+
+def check_independent(rows: RowScheme, integrator: Any) -> None:
+    """
+    :raises ValueError: batches that depend on each other, under a word that takes the noise of the gradient for white.
+    """
+    if not getattr(rows, "independent", False):
+        raise ValueError(
+            f"rows={getattr(rows, 'scheme', rows)!r} hands out batches whose errors cancel in part, but "
+            f"{integrator!r} takes out of its own noise what independent batches would add, so the draws would come "
+            "out too narrow. Leave out rows=, or use rows=WithoutReplacement()."
         )
 
 

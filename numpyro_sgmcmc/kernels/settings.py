@@ -1,0 +1,83 @@
+"""What the warm-up of a run has found."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.tuning.tuner import Tuning
+
+
+def settings(mcmc: MCMC) -> dict[str, Any]:
+    r"""
+    The numbers that the warm-up of a run has found, and how its check came out.
+
+    - **step_size** - h in the coordinates x, :math:`z = c + L x`.
+    - **friction** or **diffusion** - of the kernel, in x; absent for SGLD.
+    - **steps_per_sample** - steps of a draw.
+    - **gradient** - the gradient estimator.
+    - **gradient_noise** - :math:`s^2`, the largest variance of the gradient's noise over the coordinates of x.
+    - **predicted_inflation** - the relative variance that this noise adds to x to first order, the largest.
+    - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.model.coordinates.Coordinates`.
+    - **passes** - over the data, by the search and the measurements of the warm-up, not by its steps.
+    - **scores** - of the check in the second half of the warm-up: the z-scores of :math:`E[\partial_j U] = 0` and
+      :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 where there was no check.
+
+    :param mcmc: after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
+    :return: with several chains that have each found numbers of their own (``chain_method="sequential"`` or
+        ``"parallel"``), a value for each chain in front.
+    :raises ValueError: no run yet, or a kernel whose step size was given.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGHMC, settings
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> mcmc = MCMC(SGHMC(model, batch_size=100), num_warmup=200, num_samples=200, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> found = settings(mcmc)
+        >>> round(found["step_size"], 2), found["steps_per_sample"]
+        (0.3, 4)
+    """
+    kernel, state = mcmc.sampler, mcmc.last_state
+    if not isinstance(kernel, SGMCMC) or state is None:
+        raise ValueError("settings(mcmc) describes a run with a kernel of numpyro_sgmcmc: call mcmc.run(...) first.")
+    if not isinstance(state.tuning, Tuning):
+        raise ValueError("the step_size of this kernel was given, so its warm-up has found nothing.")
+    tuning = jax.device_get(state.tuning)
+    several = np.ndim(tuning.step_size) == 1
+
+    def value(x):
+        return np.asarray(x) if several else np.asarray(x).item()
+
+    def inflation(h, variance):
+        phase = kernel._tuner(kernel._chain).phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
+        return jnp.abs(kernel.dynamics.inflation(phase, h, variance)).max()
+
+    inflation = jax.vmap(inflation) if several else inflation
+    found = {
+        "step_size": value(tuning.step_size),
+        "steps_per_sample": value(tuning.num_steps),
+        "gradient": kernel.gradient,
+        "gradient_noise": value(tuning.variance.max(-1)),
+        "predicted_inflation": value(inflation(tuning.step_size, tuning.variance)),
+        "coordinates": tuning.coordinates,
+        "passes": value(tuning.passes),
+        "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
+    }
+    for name in ("friction", "diffusion"):
+        if hasattr(kernel, name):
+            found[name] = getattr(kernel, name)
+    return found

@@ -1,0 +1,60 @@
+"""How the numbers that a warm-up finds enter the states of chains: one :class:`Tuning` for all chains of a state."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.kernels.chain import Chain
+from numpyro_sgmcmc.kernels.state import TUNE, SGMCMCState, stream
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.tuning.tuner import Tuner
+
+
+def axes_of_chains(chain: Chain) -> Any:
+    """The axis of chains in each field of a state of several; None where they share what it holds."""
+    axes: dict[str, Any] = dict.fromkeys(SGMCMCState._fields, 0)
+    if chain.tuned:
+        axes["tuning"] = None
+        if chain.gradient.shared:
+            axes["gradient_state"] = None
+    return SGMCMCState(**axes)
+
+
+def with_tuning(
+    chain: Chain, tuner: Tuner, potential: ModelPotential, state: SGMCMCState, chains: int | None, num_warmup: int
+) -> SGMCMCState:
+    """
+    A fresh state, ready for its first transition to find the numbers.
+
+    :param chains: how many, or None for a single one without an axis.
+    :param int num_warmup: transitions.
+    """
+    state = state._replace(tuning=tuner.start(potential, chains or 1, num_warmup))
+    if not chain.gradient.shared:
+        return state
+    z = jax.tree.map(lambda x: jnp.zeros_like(x if chains is None else x[0]), state.z)
+    return state._replace(gradient_state=chain.gradient.start(potential, z, random.key(0)))
+
+
+def tuned(tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gradient: Callable | None) -> SGMCMCState:
+    """
+    The state in which a transition starts, with what the warm-up has found by now.
+
+    :param first_gradient: (state, key) -> the gradient with which a word begins that carries one; None for others.
+    """
+    batched = jnp.ndim(state.i) == 1
+    with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
+    without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+    key, key_first = random.split(stream(state.rng_key[0] if batched else state.rng_key, TUNE))
+    z, energies, phase = with_axis((state.z, state.potential_estimate, state.phase))
+    tuning, phase, gradient_state = tuner.before(potential, state.tuning, z, energies, phase, state.gradient_state, key)
+    state = state.at(without(phase), tuning=tuning, gradient_state=gradient_state)
+    if isinstance(state.last_finite, jax.Array):
+        state = state._replace(last_finite=jnp.where(state.refused[..., None] > 0, state.last_finite, state.x))
+    if first_gradient is None:
+        return state
+    keys = random.split(key_first, len(energies)) if batched else key_first
+    return state._replace(gradient=first_gradient(state, keys))

@@ -1,0 +1,143 @@
+r"""
+What a round of the warm-up shows: whether the draws are those of the posterior, and how to change coordinates and step.
+
+At each draw x two fresh minibatches give gradients :math:`g_1, g_2` in x. Their half difference is the noise of the
+gradient where the chain is, :math:`S = E[(g_1 - g_2)(g_1 - g_2)^T] / 2`. Their mean g tells whether the draws are
+right, without a reference: integrating by parts,
+
+.. math:: E[\partial_j U] = 0, \qquad E[(x_j - m_j)\, \partial_j U] = 1.
+
+Both are averaged in blocks of draws, whose spread gives the standard errors with the autocorrelation counted.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.model.coordinates import Coordinates, axes_of, product
+
+BLOCKS = 20  # of a round
+
+
+class Moments(NamedTuple):
+    """
+    Sums over the draws of a round.
+
+    - **draws** - how many, of each chain.
+    - **blocks** - of x, x^2, g and x g by block and chain, shape ``(BLOCKS, 4, chains, d)``.
+    - **outer** - of x x^T over all chains, shape ``(d, d)``.
+    - **noise** - of (g1 - g2)(g1 - g2)^T / 2, likewise.
+    """
+
+    draws: jax.Array
+    blocks: jax.Array
+    outer: jax.Array
+    noise: jax.Array
+
+    @classmethod
+    def zeros(cls, chains: int, coordinates: Coordinates) -> "Moments":
+        """Before any draw."""
+        nothing = jnp.zeros_like(coordinates.scale)
+        d = coordinates.center.size
+        blocks = jnp.zeros((BLOCKS, 4, chains, d), nothing.dtype)
+        return cls(jnp.zeros((), nothing.dtype), blocks, nothing, nothing)
+
+    def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
+        """
+        With another draw of each chain.
+
+        :param block: its number.
+        :param x: shape ``(chains, d)``.
+        :param first: a gradient there, likewise.
+        :param second: that of another minibatch.
+        """
+        g, e = (first + second) / 2, (first - second) / jnp.sqrt(2.0)
+        sums = jnp.stack([x, x * x, g, x * g])
+        return Moments(
+            self.draws + 1,
+            self.blocks.at[block].add(sums),
+            self.outer + product(x.T, x),
+            self.noise + product(e.T, e),
+        )
+
+
+class Evidence(NamedTuple):
+    """
+    What the moments say of the draws.
+
+    - **mean**, **variance** - of x by coordinate.
+    - **effective** - effective draws of the mean, in the median over coordinates.
+    - **gradient** - E[dU/dx_j] as z-scores.
+    - **virial** - E[(x - m)_j dU/dx_j] - 1, likewise.
+    - **r_hat** - by coordinate, of the chains' halves.
+    """
+
+    mean: jax.Array
+    variance: jax.Array
+    effective: jax.Array
+    gradient: jax.Array
+    virial: jax.Array
+    r_hat: jax.Array
+
+
+def evidence(moments: Moments) -> Evidence:
+    """What the draws of a round say."""
+    blocks, draws = moments.blocks, moments.draws
+    chains = blocks.shape[2]
+    x, square, g, xg = (blocks[:, k].sum((0, 1)) / (draws * chains) for k in range(4))
+    variance = square - x**2
+    length = draws / BLOCKS
+    of_block = blocks / length
+    by_block = lambda a: a.reshape(-1, a.shape[-1])  # noqa: E731
+    virial = of_block[:, 3] - x * of_block[:, 2]
+
+    def z_score(values, expected):
+        values = by_block(values)
+        error = values.std(0, ddof=1) / jnp.sqrt(len(values))
+        return (values.mean(0) - expected) / jnp.maximum(error, 1e-30)
+
+    spread = by_block(of_block[:, 0]).var(0, ddof=1) / (BLOCKS * chains)
+    effective = jnp.median(variance / jnp.maximum(spread, 1e-30))
+    halves = of_block.reshape(2, BLOCKS // 2, 4, chains, -1).mean(1)
+    means = by_block(halves[:, 0])
+    within = by_block(halves[:, 1] - halves[:, 0] ** 2).mean(0)
+    r_hat = jnp.sqrt(1 + means.var(0, ddof=1) / jnp.maximum(within, 1e-30))
+    return Evidence(
+        x,
+        variance,
+        jnp.minimum(effective, draws * chains),
+        z_score(of_block[:, 2], 0.0),
+        z_score(virial, 1.0),
+        r_hat,
+    )
+
+
+def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
+    """
+    The axes along which L is to be stretched, and by what: the eigenvectors of the draws' covariance, and the roots of
+    those eigenvalues that such a number of draws of N(0, 1) would not have (Marchenko & Pastur 1967), 1 for the others.
+    """
+    chains = moments.blocks.shape[2]
+    n = moments.draws * chains
+    effective = jnp.maximum(found.effective, 2.0)
+    d = found.mean.size
+    covariance = moments.outer / n - jnp.outer(found.mean, found.mean)
+    values, vectors = axes_of(covariance)
+    return _outside(values, d / effective, jnp.sqrt(jnp.maximum(values, 1e-12))), vectors
+
+
+def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Array:
+    """``factors`` where the values are outside of 1.3 times the edges, 1 elsewhere."""
+    root = jnp.sqrt(share)
+    low = jnp.maximum(1 - root, 0) ** 2 / 1.3
+    high = 1.3 * (1 + root) ** 2
+    return jnp.where((values < low) | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
+
+
+def rotation(noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """
+    Variances of the gradient noise along its eigenvectors, and these: then a variance for each coordinate says all.
+    """
+    values, vectors = axes_of(noise)
+    return jnp.maximum(values, 0), vectors

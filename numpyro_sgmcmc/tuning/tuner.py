@@ -1,0 +1,266 @@
+r"""
+The numbers of a kernel, found in its warm-up: coordinates, centre, step size, steps of a draw.
+
+The first transition searches for the law of the posterior (:mod:`~numpyro_sgmcmc.tuning.search`). After 1/8, 1/4 and
+1/2 of the warm-up the draws of the round (:mod:`~numpyro_sgmcmc.tuning.pilot`) correct it: they move c, stretch L where
+they can tell, show the noise of the gradient where the chain is, and, where they are not those of the posterior, halve
+the step. What stands after half of the warm-up is frozen, and the second half checks it.
+
+In coordinates where the posterior is round and of unit width, a step h is as large as the word and the noise of the
+gradient, of variance :math:`s^2`, allow:
+
+.. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad \text{inflation}(h, s^2) \le 0.02,
+
+the last of which holds for the words that take no noise out of what they inject. A draw takes :math:`1 / h` steps.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.model.coordinates import Coordinates, product, raveled, unraveler
+from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
+from numpyro_sgmcmc.tuning.search import search
+from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Phase, Potential, RowScheme, RowsState, Thermostatted
+from numpyro_sgmcmc.utils import noise, trees
+
+SHORTEST = 2 * BLOCKS  # transitions of a warm-up that draws are looked at in
+CHECKED = 20 * BLOCKS  # transitions of a warm-up whose second half is long enough for a check
+PROBES = 200  # places at which the noise of the gradient is measured before there are draws
+INFLATION = 0.02  # of the variance, by the noise of the gradient
+HEAT = 0.04  # h^2 s^2 / 4, at most
+MOST_STEPS = 1000  # of a draw
+RED = 4.5  # a z-score beyond it halves the step
+
+
+class Tuning(NamedTuple):
+    """
+    What has been found. The same for all chains of a state.
+
+    - **coordinates** - c and L.
+    - **variance** - of the gradient's noise in x, by coordinate.
+    - **step_size** - h in x.
+    - **num_steps** - of a draw.
+    - **largest** - no step is larger.
+    - **transition** - number of the next one, **num_warmup** those of the warm-up.
+    - **moments** - of the round under way.
+    - **passes** - over the data so far, in search and warm-up.
+    - **scores** - see :class:`Scores`.
+    """
+
+    coordinates: Coordinates
+    variance: jax.Array
+    step_size: jax.Array
+    num_steps: jax.Array
+    largest: jax.Array
+    transition: jax.Array
+    num_warmup: jax.Array
+    moments: Moments
+    passes: jax.Array
+    scores: "Scores"
+
+
+class Scores(NamedTuple):
+    """
+    The worst coordinate of a round, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round.
+    """
+
+    gradient: jax.Array
+    virial: jax.Array
+    r_hat: jax.Array
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """
+    :param dynamics: of the kernel.
+    :param needs_variance: whether its word is to be told the variance of the gradient's noise.
+    :param gradient: of the kernel.
+    :param rows: of the kernel.
+    :param steps_per_sample: given by the user, or None.
+    """
+
+    dynamics: Dynamics
+    needs_variance: bool
+    gradient: GradientEstimator
+    rows: RowScheme
+    steps_per_sample: int | None
+
+    def start(self, potential: Potential, chains: int, num_warmup: int) -> Tuning:
+        """Before the first transition: nothing but shapes."""
+        sites = potential.prototype.values()
+        d, dtype = sum(site.size for site in sites), jnp.result_type(*(site.dtype for site in sites))
+        coordinates = Coordinates(jnp.zeros(d, dtype), jnp.eye(d, dtype=dtype))
+        zero = jnp.zeros((), dtype)
+        return Tuning(
+            coordinates,
+            jnp.zeros(d, dtype),
+            zero,
+            jnp.ones((), jnp.int32),
+            jnp.asarray(self.dynamics.largest_step, dtype),
+            jnp.zeros((), jnp.int32),
+            jnp.asarray(num_warmup, jnp.int32),
+            Moments.zeros(chains, coordinates),
+            zero,
+            Scores(zero, zero, zero),
+        )
+
+    def before(
+        self, potential: Potential, tuning: Tuning, z: Any, energies: jax.Array, phase: Phase, gradient_state: Any, key
+    ) -> tuple[Tuning, Phase, Any]:
+        """
+        What precedes a transition: where a round ends, the changes; within a round, a look at the draw before.
+
+        :param z: of the chains, an axis of chains in front, as also of ``energies`` and ``phase``.
+        """
+        key_change, key_look, key_momentum = random.split(key, 3)
+        t, end = tuning.transition, tuning.num_warmup
+        looks = end >= SHORTEST
+        last = (end >= CHECKED) & (t == end)
+        due = (t == 0) | (looks & (t == _bounds(end)).any())
+        operands = tuning, phase.z, gradient_state
+
+        def change(operands):
+            return self._change(potential, z, energies, key_change, *operands)
+
+        tuning, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
+        probes = -(-PROBES // len(energies))
+        count = jnp.where(t == 0, probes, looks & ~due & (t <= end)).astype(jnp.int32)
+
+        def look(k, moments):
+            key_x, key = random.split(random.fold_in(key_look, k))
+            # before there are draws, those of the law that has been found
+            there = jnp.where(t == 0, noise.normal(key_x, x.shape, x.dtype), x)
+            first, second = self._pair(potential, tuning.coordinates, there, gradient_state, key)
+            return moments.add(_block(tuning), there, first, second)
+
+        tuning = tuning._replace(moments=lax.fori_loop(0, count, look, tuning.moments))
+
+        def settle(tuning, x):
+            return self._settled(tuning, x, key_momentum)
+
+        tuning, phase = lax.cond(due, settle, lambda tuning, _: (tuning, phase), tuning, x)
+        scores = lax.cond(last, lambda: _worst(evidence(tuning.moments)), lambda: tuning.scores)
+        return tuning._replace(scores=scores, transition=jnp.minimum(t + 1, 2**31 - 2)), phase, gradient_state
+
+    def _change(self, potential, z, energies, key, tuning, x, gradient_state):
+        """New coordinates, positions in them, and the estimator's state; the moments are of the noise alone."""
+        key_search, key_center, key_x = random.split(key, 3)
+        moments = tuning.moments
+
+        def by_search():
+            best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
+            found = search(potential, jax.tree.map(lambda x: x[best], z), key_search)
+            draws = noise.normal(key_x, x.shape, x.dtype)
+            return found.coordinates, draws, moments.noise, tuning.largest, found.passes
+
+        def by_draws():
+            found = evidence(moments)
+            scores = _worst(found)
+            factors, vectors = stretch(moments, found)
+            into = lambda x: product(product(x, vectors) / factors, vectors.T)  # noqa: E731
+            scale = product(tuning.coordinates.scale, product(vectors * factors, vectors.T))
+            center = tuning.coordinates.to_z(found.mean)
+            moved = Coordinates(center, scale), into(x - found.mean), into(into(moments.noise).T)
+            kept = tuning.coordinates, x, moments.noise
+            late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
+            red = late & (jnp.maximum(scores.gradient, scores.virial) > RED)
+            largest = jnp.where(red, 0.5 * jnp.minimum(tuning.largest, tuning.step_size), tuning.largest)
+            moved = trees.where(trees.all_finite(moved), moved, kept)
+            return *moved, largest, jnp.zeros_like(largest)
+
+        first = tuning.transition == 0
+        found = lax.cond(first, by_search, by_draws)
+        coordinates, x_new, covariance, largest, passes = found
+        center = unraveler(potential.prototype)(coordinates.center)
+        gradient_state = self.gradient.recenter(potential, gradient_state, center, key_center)
+        zeros = jax.tree.map(jnp.zeros_like, moments)
+        tuning = tuning._replace(
+            coordinates=coordinates,
+            largest=largest,
+            moments=zeros._replace(noise=covariance, draws=jnp.where(first, zeros.draws, moments.draws)),
+            passes=tuning.passes + passes + 1,
+        )
+        return tuning, x_new, gradient_state
+
+    def _settled(self, tuning: Tuning, x: jax.Array, rng_key: jax.Array) -> tuple[Tuning, Phase]:
+        """Axes, step size and steps by the noise that has been seen; momenta drawn anew."""
+        variance, axes = rotation(tuning.moments.noise / (tuning.moments.draws * len(x)))
+        scale = product(tuning.coordinates.scale, axes)
+        h = self._step_size(variance, tuning.largest)
+        steps = jnp.clip(jnp.ceil(1 / h), 1, MOST_STEPS).astype(jnp.int32)
+        tuning = tuning._replace(
+            coordinates=tuning.coordinates._replace(scale=scale),
+            variance=variance,
+            step_size=h,
+            num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
+            moments=jax.tree.map(jnp.zeros_like, tuning.moments),
+        )
+        return tuning, self._phase(tuning, product(x, axes), rng_key)
+
+    def _phase(self, tuning: Tuning, x: jax.Array, rng_key: jax.Array) -> Phase:
+        momentum = noise.normal(rng_key, x.shape, x.dtype)
+        return jax.vmap(lambda x, p: self.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
+
+    def phase(self, x: jax.Array, momentum: jax.Array, h: jax.Array, variance: jax.Array) -> Phase:
+        """Where a chain begins that knows the variance of its gradient's noise."""
+        phase = self.dynamics.init(x, momentum)
+        if isinstance(self.dynamics, Thermostatted):
+            phase = self.dynamics.balanced(phase, h, variance)
+        return self.dynamics.informed(phase, variance) if self.needs_variance else phase
+
+    def _pair(self, potential, coordinates, x, gradient_state, rng_key):
+        """Gradients in x from two fresh minibatches for each chain."""
+        unravel = unraveler(potential.prototype)
+
+        def one(x, key):
+            z = unravel(coordinates.to_z(x))
+
+            def gradient(key):
+                key_rows, key_model = random.split(key)
+                rows, _ = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+                evaluation = self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
+                return coordinates.pull_back(raveled(evaluation.gradient))
+
+            return jax.vmap(gradient)(random.split(key))
+
+        pairs = jax.vmap(one)(x, random.split(rng_key, len(x)))
+        return pairs[:, 0], pairs[:, 1]
+
+    def _step_size(self, variance: jax.Array, largest: jax.Array) -> jax.Array:
+        """The largest of a falling row of steps that the noise allows."""
+        steps = largest * 2.0 ** (-jnp.arange(64, dtype=variance.dtype) / 4)
+
+        def allowed(h):
+            phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
+            inflation = jnp.abs(self.dynamics.inflation(phase, h, variance)).max()
+            return (h * h * variance.max() / 4 <= HEAT) & (inflation <= INFLATION)
+
+        return steps[jnp.argmax(jax.vmap(allowed)(steps))]
+
+
+def _bounds(num_warmup: jax.Array) -> jax.Array:
+    """Transitions before which a round ends, but for the last."""
+    return jnp.stack([num_warmup // 8, num_warmup // 4, num_warmup // 2])
+
+
+def _round(tuning: Tuning) -> tuple[jax.Array, jax.Array]:
+    """The transitions before which the round of this draw begins and ends."""
+    t, end = tuning.transition, tuning.num_warmup
+    begin = jnp.max(jnp.where(_bounds(end) < t, _bounds(end), 0))
+    return begin, jnp.min(jnp.where(_bounds(end) >= t, _bounds(end), end))
+
+
+def _block(tuning: Tuning) -> jax.Array:
+    """Block of the draw before this transition."""
+    begin, end = _round(tuning)
+    block = (tuning.transition - begin - 1) * BLOCKS // jnp.maximum(end - begin - 1, 1)
+    return jnp.clip(block, 0, BLOCKS - 1)
+
+
+def _worst(found: Any) -> Scores:
+    return Scores(jnp.abs(found.gradient).max(), jnp.abs(found.virial).max(), found.r_hat.max())

@@ -1,0 +1,214 @@
+"""The numbers of a kernel, found in its warm-up."""
+
+import pickle
+import warnings
+
+import jax
+from jax import random
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import models
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, settings
+from numpyro_sgmcmc.model.coordinates import Coordinates, in_x
+from numpyro_sgmcmc.tuning.newton import whitened_newton
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
+from numpyro_sgmcmc.types import Evaluation
+
+KERNELS = [SGHMC, SGLD, SGNHT, MSGNHT]
+rng = np.random.default_rng(8)
+N, D, NOISE = 2000, 4, 2.0
+SCALES = np.array([1e-2, 1.0, 1.0, 1e2])
+Z = rng.normal(size=(N, D)) @ np.linalg.cholesky(0.9 + 0.1 * np.eye(D)).T
+X = (Z * SCALES).astype(np.float32)
+Y = (X @ (1 / SCALES) + NOISE * rng.normal(size=N)).astype(np.float32)
+PRIOR = 10 / SCALES
+
+
+def regression(X, y):
+    w = numpyro.sample("w", dist.Normal(0, jnp.asarray(PRIOR, jnp.float32)).to_event(1))
+    with numpyro.plate("rows", len(X)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, NOISE), obs=y[rows])
+
+
+def posterior():
+    A = X.astype(float)
+    precision = A.T @ A / NOISE**2 + np.diag(PRIOR**-2.0)
+    return np.linalg.solve(precision, A.T @ Y / NOISE**2), np.linalg.inv(precision)
+
+
+def tuned(kernel, *args, seed=0, num_warmup=400, num_samples=300, num_chains=32, **options):
+    options = {"chain_method": "vectorized", "progress_bar": False} | options
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains, **options)
+    mcmc.run(random.key(seed), *args)
+    return mcmc
+
+
+def funnel(y):
+    """Centred, its groups hardly observed."""
+    scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
+    group = numpyro.sample("group", dist.Normal(0, scale).expand([10]).to_event(1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(group[rows % 10], 5.0), obs=y[rows])
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_columns_of_unlike_scale_and_correlated(kernel):
+    """A regression with its exact posterior: along its axes, where each standard deviation is 1, and its means."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mcmc = tuned(kernel(regression, batch_size=100), X, Y)
+    mean, covariance = posterior()
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"], float)
+    white = (draws - mean) @ np.linalg.inv(np.linalg.cholesky(covariance)).T
+    of_chains = white.mean(1)
+    assert (np.abs(of_chains.mean(0)) < 5 * of_chains.std(0, ddof=1) / np.sqrt(len(draws)) + 0.01).all()
+    second = (white**2).mean(1)
+    error = second.std(0, ddof=1) / np.sqrt(len(draws))
+    assert (np.abs(second.mean(0) - 1) < 5 * error + 0.05).all()
+    assert (5 * error < 0.3).all()
+    found = settings(mcmc)
+    assert found["steps_per_sample"] == np.ceil(1 / np.float32(found["step_size"]))
+    assert found["predicted_inflation"] <= 0.0201
+    L = np.asarray(found["coordinates"].scale, float)
+    np.testing.assert_allclose(np.sqrt(np.diag(L @ L.T) / np.diag(covariance)), 1, atol=0.25)
+
+
+@pytest.mark.parametrize("chain_method", ["sequential", "parallel", jax.vmap])
+def test_chains_that_tune_themselves_one_by_one(chain_method):
+    kernel = SGHMC(regression, batch_size=100)
+    mcmc = tuned(kernel, X, Y, num_warmup=64, num_samples=8, num_chains=2, chain_method=chain_method)
+    found = settings(mcmc)
+    assert found["step_size"].shape == (2,) and (found["step_size"] > 0.05).all()
+    assert found["coordinates"].scale.shape == (2, D, D)
+
+
+def test_a_resume_goes_on_with_what_was_found():
+    mcmc = tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=64, num_samples=8, num_chains=2)
+    before = settings(mcmc)
+    mcmc.post_warmup_state = pickle.loads(pickle.dumps(mcmc.last_state))
+    mcmc.run(mcmc.post_warmup_state.rng_key, X, Y)
+    after = settings(mcmc)
+    assert all(before[name] == after[name] for name in ("step_size", "steps_per_sample", "passes", "scores"))
+    assert (before["coordinates"].scale == after["coordinates"].scale).all()
+
+
+def test_the_law_is_frozen_after_half_of_the_warm_up():
+    kernel = SGHMC(regression, batch_size=100)
+    state = kernel.init(random.split(random.key(0), 4), 80, None, (X, Y), {})
+    sample = jax.jit(lambda state: kernel.sample(state, (X, Y), {}))
+    numbers = lambda s: (s.tuning.coordinates, s.tuning.step_size, s.tuning.variance, s.gradient_state)  # noqa: E731
+    changes = []
+    for t in range(90):
+        new = sample(state)
+        if jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), numbers(state), numbers(new))).count(True):
+            changes.append(t)
+        state = new
+    assert changes == [0, 10, 20, 40]
+    assert sample._cache_size() == 1
+
+
+def test_a_funnel_is_told():
+    y = rng.normal(size=50).astype(np.float32)
+    with pytest.warns(UserWarning, match="doubtful|stand still|refused|temperature"):
+        tuned(SGHMC(funnel, batch_size=10), y, num_chains=4)
+
+
+def test_a_warm_up_too_short_for_rounds_still_finds_coordinates():
+    mcmc = tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=0, num_samples=4, num_chains=2)
+    assert settings(mcmc)["step_size"] > 0.05
+    assert settings(mcmc)["scores"]["gradient"] == 0
+
+
+def test_without_a_batch_size():
+    kernel = SGHMC(regression)
+    assert kernel._potential((X, Y), {}).plates["rows"].batch_size == 500
+    assert kernel._potential((X[:900], Y[:900]), {}).plates == {}
+    assert SGHMC(regression, step_size=1e-3)._potential((X, Y), {}).plates == {}
+
+
+def test_numbers_that_do_not_go_together():
+    with pytest.raises(ValueError, match="center"):
+        SGHMC(regression, step_size=1e-3, gradient=ControlVariate(), batch_size=100)
+    with pytest.raises(ValueError, match="inverse_mass_matrix"):
+        SGHMC(regression, inverse_mass_matrix={"w": np.ones(D)}, batch_size=100)
+    with pytest.raises(ValueError, match="step_size of this kernel was given"):
+        mcmc = MCMC(SGHMC(models.gaussian, step_size=1e-3), num_warmup=1, num_samples=1, progress_bar=False)
+        mcmc.run(random.key(0), models.ROWS)
+        settings(mcmc)
+
+
+def test_a_start_that_is_not_finite_is_an_error():
+    with pytest.raises(ValueError, match="'y'"):
+        tuned(SGHMC(regression, batch_size=100), X, np.full_like(Y, np.nan), num_chains=1)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_gradients_in_x_are_those_of_the_potential_in_x(dense):
+    L = jnp.asarray(rng.normal(size=(3, 3)) if dense else rng.uniform(1, 2, size=3), jnp.float32)
+    coordinates = Coordinates(jnp.asarray([1.0, -2.0, 0.5]), L)
+    _, unravel = ravel_pytree({"a": jnp.zeros(2), "b": jnp.zeros(())})
+    energy = lambda z: jnp.sum(jnp.sin(z["a"]) * z["b"]) + z["b"] ** 2  # noqa: E731
+    x = jnp.asarray([0.3, -0.7, 1.1])
+    estimate = in_x(lambda z: Evaluation(energy(z), jax.grad(energy)(z), ()), coordinates, unravel)(x)
+    exact = jax.grad(lambda x: energy(unravel(coordinates.to_z(x))))(x)
+    np.testing.assert_allclose(estimate.gradient, exact, rtol=2e-5)
+    np.testing.assert_allclose(coordinates.to_x(coordinates.to_z(x)), x, rtol=1e-4)
+
+
+def test_newton_whitens_what_float32_cannot_see_in_z():
+    """Standard deviations from 1e-3 to 1e3 along axes that are turned."""
+    turn = np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    root = (turn * np.array([1e3, 30.0, 1.0, 0.03, 1e-3])).astype(np.float32)
+    inverse = np.linalg.inv(root.astype(float)).astype(np.float32)
+    mode = jnp.asarray([1.0, 2.0, -1.0, 0.0, 3.0])
+    energy = lambda z, k: 0.5 * jnp.sum((inverse @ (z - mode)) ** 2)  # noqa: E731, ARG005
+    _, found, _ = whitened_newton(energy, jnp.zeros(5), 1, 1, 1)
+    white = inverse.astype(float) @ np.asarray(found.scale, float)
+    np.testing.assert_allclose(np.linalg.svd(white, compute_uv=False), 1, atol=0.05)
+    np.testing.assert_allclose(inverse.astype(float) @ np.asarray(found.center - mode, float), 0, atol=0.2)
+
+
+def moments_of(x, first, second):
+    """Of arrays with axes draws, chains, d."""
+    moments = Moments.zeros(x.shape[1], Coordinates(jnp.zeros(x.shape[2]), jnp.eye(x.shape[2])))
+    add = jax.jit(Moments.add)
+    for t in range(len(x)):
+        moments = add(moments, t * BLOCKS // len(x), x[t], first[t], second[t])
+    return moments
+
+
+@pytest.mark.parametrize(("stretched", "shifted"), [(1.0, 0.0), (1.3, 0.0), (1.0, 0.3)])
+def test_the_check_sees_draws_that_are_too_wide_or_beside(stretched, shifted):
+    """U = |x|^2 / 2 with noisy gradients; draws of variance ``stretched``, of mean ``shifted`` in one coordinate."""
+    x = rng.normal(size=(400, 4, 3)).astype(np.float32)
+    x[..., 1] = x[..., 1] * np.sqrt(stretched) + shifted
+    noise = 0.5 * rng.normal(size=(2, *x.shape)).astype(np.float32)
+    found = evidence(moments_of(x, x + noise[0], x + noise[1]))
+    good = [0, 2] if stretched != 1 or shifted else [0, 1, 2]
+    assert (np.abs(found.gradient)[jnp.array(good)] < 4).all()
+    assert (np.abs(found.virial)[jnp.array(good)] < 4).all()
+    assert bool(found.virial[1] > 4.5) == (stretched > 1)
+    assert bool(found.gradient[1] > 4.5) == (shifted > 0)
+    assert (found.r_hat < 1.05).all()
+
+
+def test_rounds_stretch_what_draws_show_and_turn_to_the_noise():
+    covariance = np.diag([1.0, 1.0, 9.0])
+    x = (rng.normal(size=(400, 4, 3)) @ np.sqrt(covariance)).astype(np.float32)
+    S = np.array([[2.0, 1.5, 0], [1.5, 2.0, 0], [0, 0, 0.1]])
+    root = np.linalg.cholesky(S)
+    noise = (rng.normal(size=(2, 400, 4, 3)) @ root.T).astype(np.float32)
+    moments = moments_of(x, x + noise[0], x + noise[1])
+    factors, vectors = stretch(moments, evidence(moments))
+    np.testing.assert_allclose((vectors * factors) @ vectors.T, np.diag([1, 1, 3.0]), atol=0.15)
+    variance, axes = rotation(moments.noise / (moments.draws * 4))
+    np.testing.assert_allclose(np.sort(variance), [0.1, 0.5, 3.5], rtol=0.15)
+    turned = axes.T @ S @ axes
+    np.testing.assert_allclose(turned, np.diag(np.diag(turned)), atol=0.25)
