@@ -18,6 +18,9 @@ EXTRA = ("i", "thermostat", "potential_estimate", "rng_key")
 METHODS = {"sequential": "sequential", "vectorized": "vectorized", "parallel": "parallel", "jax.vmap": jax.vmap}
 WARMUP, SAMPLES = 2, 4
 
+# A resume is exact to the bit in what users run. Without LLVM's passes two programs of one transition may round apart.
+pytestmark = pytest.mark.optimised
+
 needs_two_devices = pytest.mark.skipif(jax.local_device_count() < 2, reason="parallel chains need two devices")
 methods = pytest.mark.parametrize(
     "method", [pytest.param(m, marks=needs_two_devices) if m == "parallel" else m for m in METHODS]
