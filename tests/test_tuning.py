@@ -14,9 +14,10 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, settings
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, Minibatch, settings
 from numpyro_sgmcmc.model.coordinates import Coordinates, in_x
-from numpyro_sgmcmc.tuning.newton import whitened_newton
+from numpyro_sgmcmc.tuning import newton
+from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
 from numpyro_sgmcmc.types import Evaluation
 
@@ -162,6 +163,11 @@ def test_gradients_in_x_are_those_of_the_potential_in_x(dense):
     np.testing.assert_allclose(coordinates.to_x(coordinates.to_z(x)), x, rtol=1e-4)
 
 
+def pairs(size, d):
+    half = rng.normal(size=(size // 2, d)).astype(np.float32)
+    return jnp.asarray(np.stack([half, -half], 1).reshape(-1, d))
+
+
 def test_newton_whitens_what_float32_cannot_see_in_z():
     """Standard deviations from 1e-3 to 1e3 along axes that are turned."""
     turn = np.linalg.qr(rng.normal(size=(5, 5)))[0]
@@ -169,15 +175,47 @@ def test_newton_whitens_what_float32_cannot_see_in_z():
     inverse = np.linalg.inv(root.astype(float)).astype(np.float32)
     mode = jnp.asarray([1.0, 2.0, -1.0, 0.0, 3.0])
     energy = lambda z, k: 0.5 * jnp.sum((inverse @ (z - mode)) ** 2)  # noqa: E731, ARG005
-    _, found, _ = whitened_newton(energy, jnp.zeros(5), 1, 1, 1)
+    found, _ = normal_law(energy, jnp.zeros(5), pairs(8, 5), 1, 1, 1)
     white = inverse.astype(float) @ np.asarray(found.scale, float)
     np.testing.assert_allclose(np.linalg.svd(white, compute_uv=False), 1, atol=0.05)
     np.testing.assert_allclose(inverse.astype(float) @ np.asarray(found.center - mode, float), 0, atol=0.2)
 
 
+@pytest.mark.parametrize("parts", [1, 40])
+def test_the_normal_law_of_the_largest_bound_is_found(parts, monkeypatch):
+    """
+    The logarithm of a Gamma(a, 1): E[dU] = 0 and E[d^2U] = 1 / v give v = 1 / a and m = log a - v / 2, half a variance
+    below the mode. A part of the data alone would be as far off as their slopes say, which are 0 in the mean.
+    """
+    monkeypatch.setattr(newton, "ROUND", 1.01)
+    monkeypatch.setattr(newton, "CENTRED", 1e-4)
+    a = jnp.asarray([3.0, 12.0])
+    slopes = jnp.asarray(rng.normal(size=(parts, 2)) * 5, jnp.float32)
+    slopes = slopes - slopes.mean(0)
+    energy = lambda z, k: jnp.sum(jnp.exp(z) - a * z + slopes[k] * z)  # noqa: E731
+    found, _ = normal_law(energy, jnp.zeros(2), pairs(2000, 2), parts, 1, 1)
+    v = 1 / np.asarray(a)
+    np.testing.assert_allclose(found.center, np.log(a) - v / 2, atol=0.08 * np.sqrt(v).min())
+    np.testing.assert_allclose(found.scale @ found.scale.T, np.diag(v), rtol=0.06, atol=0.01)
+
+
+@pytest.mark.optimised
+def test_the_noise_is_that_of_the_gradient_in_the_coordinates_that_were_found():
+    """Plain minibatches of a regression: the covariance of the rows' gradients, which a stretched L must carry over."""
+    kernel = SGHMC(regression, batch_size=100, gradient=Minibatch())
+    tuning = tuned(kernel, X, Y, num_warmup=80, num_samples=1).last_state.tuning
+    mean, _ = posterior()
+    rows = -(Y - X @ mean)[:, None] * X / NOISE**2
+    S = N**2 / 100 * (1 - 100 / N) * np.cov(rows.T)
+    L = np.asarray(tuning.coordinates.scale, float)
+    S = L.T @ S @ L
+    np.testing.assert_allclose(tuning.variance, np.diag(S), rtol=0.2)
+    np.testing.assert_allclose(S, np.diag(np.diag(S)), atol=0.1 * S.max())
+
+
 def moments_of(x, first, second):
     """Of arrays with axes draws, chains, d."""
-    moments = Moments.zeros(x.shape[1], Coordinates(jnp.zeros(x.shape[2]), jnp.eye(x.shape[2])))
+    moments = Moments.zeros(jnp.zeros((7, *x.shape[1:])))
     add = jax.jit(Moments.add)
     for t in range(len(x)):
         moments = add(moments, t * BLOCKS // len(x), x[t], first[t], second[t])
@@ -199,16 +237,23 @@ def test_the_check_sees_draws_that_are_too_wide_or_beside(stretched, shifted):
     assert (found.r_hat < 1.05).all()
 
 
-def test_rounds_stretch_what_draws_show_and_turn_to_the_noise():
+def test_rounds_stretch_what_draws_show():
     covariance = np.diag([1.0, 1.0, 9.0])
     x = (rng.normal(size=(400, 4, 3)) @ np.sqrt(covariance)).astype(np.float32)
-    S = np.array([[2.0, 1.5, 0], [1.5, 2.0, 0], [0, 0, 0.1]])
-    root = np.linalg.cholesky(S)
-    noise = (rng.normal(size=(2, 400, 4, 3)) @ root.T).astype(np.float32)
-    moments = moments_of(x, x + noise[0], x + noise[1])
+    moments = moments_of(x, x, x)
     factors, vectors = stretch(moments, evidence(moments))
     np.testing.assert_allclose((vectors * factors) @ vectors.T, np.diag([1, 1, 3.0]), atol=0.15)
-    variance, axes = rotation(moments.noise / (moments.draws * 4))
-    np.testing.assert_allclose(np.sort(variance), [0.1, 0.5, 3.5], rtol=0.15)
+    np.testing.assert_array_equal(np.sort(moments.places, 0), np.sort(x[-7:], 0))
+
+
+@pytest.mark.parametrize("samples", [200, 1000])
+def test_axes_turn_to_the_noise(samples):
+    """A few samples far out, as those of places that no chain goes to, count for little."""
+    S = np.array([[2.0, 1.5, 0], [1.5, 2.0, 0], [0, 0, 0.1]])
+    S = np.kron(np.eye(10), S)
+    noise = (rng.normal(size=(samples, 30)) @ np.linalg.cholesky(S).T).astype(np.float32)
+    noise[::250] *= 1e3
+    variance, axes = rotation(jnp.asarray(noise))
     turned = axes.T @ S @ axes
-    np.testing.assert_allclose(turned, np.diag(np.diag(turned)), atol=0.25)
+    assert variance.sum() == pytest.approx(np.trace(S), rel=0.15)
+    np.testing.assert_allclose(variance, np.diag(turned), rtol=5 * np.sqrt(4 / samples), atol=0.05)

@@ -1,13 +1,20 @@
 r"""
-A mode and its curvature, by Levenberg and Marquardt's method in coordinates that are whitened anew at every step.
+A mode, and the normal law closest to the posterior, by Newton's method in coordinates that are whitened anew at every
+step.
 
-With :math:`z = c + L x` and the Hessian in x at c, :math:`H = V \Lambda V^T`,
+With :math:`z = c + L x`, gradient g and Hessian :math:`H = V \Lambda V^T` in x,
 
-.. math:: L \leftarrow L V |\Lambda|^{-1/2}, \qquad c \leftarrow c - L L^T \nabla_z U(c) / (1 + \mu).
+.. math:: L \leftarrow L V |\Lambda|^{-1/2}, \qquad c \leftarrow c - L H^{-1} g / (1 + \mu).
 
 Curvatures a million times apart do not show in float32 in a Hessian in z; they do in one in x, after two or three such
-steps. U is that of a part of the rows, eight times larger whenever the step is shorter than the error that the part
-makes, until it is all of them. The Hessian is that of a few thousand rows.
+steps. The same step serves two searches, one after the other:
+
+1. **for a mode**, with g and H at c and the damping :math:`\mu` of Levenberg and Marquardt. U is that of a part of the
+   rows, eight times larger whenever the step is shorter than the error that the part makes, until it is all of them.
+   The Hessian is that of a few thousand rows.
+2. **for the law** :math:`N(c, L L^T)` of the largest evidence lower bound, with the means of g and H over draws of the
+   law. Where both steps vanish, so does the derivative of the bound (Opper & Archambeau 2009). It begins at the better
+   of two laws: at the start of the search, and at the mode.
 """
 
 from collections.abc import Callable
@@ -20,108 +27,191 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.model.coordinates import Coordinates, axes_of, product
 from numpyro_sgmcmc.utils import trees
 
-STEPS = 60  # at most
+STEPS = 60  # for the mode, at most
 STILL = 3  # steps that whiten and do not move, at first
 GROWTH = 8  # times as many rows in the next part
 CLOSE, ARRIVED = 1.0, 0.01  # squared lengths of a step, for each coordinate, at which a part and the whole are done
 FLOOR = 1e-6  # curvatures are looked at down to this share of the largest
 REACH = 30.0  # longest step, for each coordinate, in whitened units
 COLUMNS = 64  # of the Hessian, computed at once
+LAWS = 40  # looked at for the best of them
+ROUND, CENTRED = 1.6, 0.05  # curvatures and squared gradient, for each coordinate, of a law that is good enough
+BOLDEST = 10.0  # factor of a curvature in one step for the law
+TIMID = 0.1  # step below which the search for the law ends
+
+
+class Look(NamedTuple):
+    """
+    - **energy** - U.
+    - **gradient** - in x, shape ``(d,)``.
+    - **curvature** - the Hessian in x, shape ``(d, d)``.
+    """
+
+    energy: jax.Array
+    gradient: jax.Array
+    curvature: jax.Array
 
 
 class Rung(NamedTuple):
     """Where the search stands."""
 
-    coordinates: Coordinates
-    energy: jax.Array
-    gradient: jax.Array
-    trial: jax.Array
-    damping: jax.Array
-    parts: jax.Array
+    law: Coordinates  # the best so far
+    value: jax.Array  # its energy, or minus its bound
+    look: Look  # at it
+    trial: Coordinates  # to be looked at next
+    damping: jax.Array  # of the mode's step; of the law's, its length
+    parts: jax.Array  # of the rows
     step: jax.Array
-    done: jax.Array
+    spread: jax.Array  # 0: at c, 1: over draws of the law
     first: Coordinates  # after the steps that do not move
+    done: jax.Array
 
 
-def whitened_newton(
-    energy: Callable[[jax.Array, Any], jax.Array], start: jax.Array, parts: int, first_parts: int, hessian_parts: int
-) -> tuple[Coordinates, Coordinates, jax.Array]:
+def normal_law(
+    energy: Callable[[jax.Array, Any], jax.Array],
+    start: jax.Array,
+    draws: jax.Array,
+    parts: int,
+    first_parts: int,
+    hessian_parts: int,
+) -> tuple[Coordinates, jax.Array]:
     """
     :param energy: (raveled z, number of a part) -> estimate of U from that part of the rows.
     :param start: raveled z.
+    :param draws: of N(0, 1), antithetic pairs one after the other, shape ``(draws, d)``.
     :param int parts: in all.
     :param int first_parts: to begin with.
     :param int hessian_parts: looked at for the Hessian, at most.
-    :return: coordinates whitened at the start, those at the mode, and the parts seen in all.
+    :return: coordinates, and the parts seen in all.
     """
     d = start.size
 
-    def mean(fn, count):
+    def total(fn, count):
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(fn, jnp.zeros((), jnp.int32)))
-        total = lax.fori_loop(0, count, lambda k, t: jax.tree.map(jnp.add, t, fn(k)), zero)
-        return jax.tree.map(lambda t: t / count, total)
+        return lax.fori_loop(0, count, lambda k, t: jax.tree.map(jnp.add, t, fn(k)), zero)
 
-    def body(rung: Rung) -> Rung:
-        new_energy, new_gradient = mean(lambda k: jax.value_and_grad(energy)(rung.trial, k), rung.parts)
-        slack = 4 * jnp.finfo(start.dtype).eps * jnp.abs(rung.energy)
-        finite = trees.all_finite((new_energy, new_gradient))
-        accepted = finite & ((new_energy <= rung.energy + slack) | ~jnp.isfinite(rung.energy))
-        here = (rung.coordinates.center, rung.energy, rung.gradient)
-        center, value, gradient = trees.where(accepted, (rung.trial, new_energy, new_gradient), here)
-        damping = jnp.where(accepted, rung.damping / 4, 4 * jnp.maximum(rung.damping, 0.25))
-        scale = rung.coordinates.scale
-        few = jnp.minimum(rung.parts, hessian_parts)
-        curvature = mean(lambda k: _times_hessian(lambda z: energy(z, k), center, scale), few)
-        coordinates = Coordinates(center, whitened(scale, product(scale.T, curvature)))
-        slope = coordinates.pull_back(gradient)
-        squared = jnp.sum(slope**2) / d
-        moving = rung.step >= STILL - 1
-        whole = rung.parts >= parts
-        near = moving & accepted & (squared <= jnp.where(whole, ARRIVED, CLOSE))
-        away = jnp.where(moving, -slope / (1 + damping), 0)
-        away = away * jnp.minimum(1, REACH * jnp.sqrt(d / jnp.maximum(jnp.sum(away**2), 1e-30)))
-        return Rung(
-            coordinates,
-            jnp.where(near, jnp.inf, value),  # of other rows from now on
-            gradient,
-            center + coordinates.times(away),
-            damping,
-            jnp.where(near, jnp.minimum(GROWTH * rung.parts, parts), rung.parts),
-            rung.step + 1,
-            (near & whole) | (damping > 1e8),
-            trees.where(rung.step < STILL, coordinates, rung.first),
-        )
+    def look(rung: Rung) -> tuple[Look, jax.Array]:
+        law, over_law = rung.trial, rung.spread > 0
+
+        def of_draw(k):
+            """Place and part of a draw of the law, or of c where there are none."""
+            return law.to_z(rung.spread * draws[k % len(draws)]), jnp.where(over_law, k // 2 % parts, k)
+
+        def slope(k):
+            # at c by all parts, and to that the difference between a draw and c by the same part
+            draw = k - rung.parts
+            z, part = of_draw(draw // 2)
+            difference = draw >= 0
+            z = jnp.where(difference & (draw % 2 == 0), z, law.center)
+            part = jnp.where(difference, part, k)
+            weight = jnp.where(difference, (1.0 - 2.0 * (draw % 2)) / len(draws), 1.0 / rung.parts)
+            return jax.tree.map(lambda x: weight.astype(x.dtype) * x, jax.value_and_grad(energy)(z, part))
+
+        def curvature(k):
+            z, part = of_draw(k)
+            return _times_hessian(lambda z: energy(z, part), z, law.scale)
+
+        many = rung.parts + jnp.where(over_law, 2 * len(draws), 0)
+        few = jnp.where(over_law, len(draws), jnp.minimum(rung.parts, hessian_parts))
+        value, gradient = total(slope, many)
+        hessian = product(law.scale.T, total(curvature, few) / few)
+        return Look(value, law.pull_back(gradient), hessian), many + d * few
+
+    def body(carry: tuple[Rung, jax.Array]) -> tuple[Rung, jax.Array]:
+        rung, seen = carry
+        new, cost = look(rung)
+        rung = lax.cond(rung.spread > 0, towards_law, lambda *of: towards_mode(*of, parts), rung, new)
+        return rung, seen + cost
 
     identity = Coordinates(start, jnp.eye(d, dtype=start.dtype))
-    infinite = jnp.asarray(jnp.inf, start.dtype)
+    zero, infinite = jnp.zeros((), start.dtype), jnp.asarray(jnp.inf, start.dtype)
     rung = Rung(
-        identity,
-        infinite,
-        jnp.zeros_like(start),
-        start,
-        jnp.asarray(1.0, start.dtype),
-        jnp.asarray(min(first_parts, parts), jnp.int32),
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((), bool),
-        identity,
+        law=identity,
+        value=infinite,
+        look=Look(infinite, jnp.zeros_like(start), identity.scale),
+        trial=identity,
+        damping=jnp.ones((), start.dtype),
+        parts=jnp.asarray(min(first_parts, parts), jnp.int32),
+        step=jnp.zeros((), jnp.int32),
+        spread=zero,
+        first=identity,
+        done=jnp.zeros((), bool),
+    )
+    rung, seen = lax.while_loop(lambda carry: ~carry[0].done, body, (rung, zero))
+    return rung.law, seen
+
+
+def towards_mode(rung: Rung, new: Look, parts: int) -> Rung:
+    """Levenberg and Marquardt's step."""
+    d = new.gradient.size
+    slack = 4 * jnp.finfo(new.energy.dtype).eps * jnp.abs(rung.value)
+    accepted = trees.all_finite(new) & ((new.energy <= rung.value + slack) | ~jnp.isfinite(rung.value))
+    rounder = whitened(new.curvature)
+    there = Coordinates(rung.trial.center, product(rung.trial.scale, rounder)), product(rounder.T, new.gradient)
+    law, slope = trees.where(accepted, there, (rung.law, rung.look.gradient))
+    damping = jnp.where(accepted, rung.damping / 4, 4 * jnp.maximum(rung.damping, 0.25))
+    moving = rung.step >= STILL - 1
+    whole = rung.parts >= parts
+    squared = jnp.sum(slope**2) / d
+    near = moving & accepted & (squared <= jnp.where(whole, ARRIVED, CLOSE))
+    away = jnp.where(moving, _within(-slope / (1 + damping), REACH), 0)
+    first = trees.where(rung.step < STILL, law, rung.first)
+    arrived = (near & whole) | (damping > 1e8) | (rung.step >= STEPS)
+    trial = Coordinates(law.center + law.times(away), law.scale)
+    value = jnp.where(near, jnp.inf, jnp.where(accepted, new.energy, rung.value))  # of other rows from now on
+    return Rung(
+        law=law,
+        value=jnp.where(arrived, jnp.inf, value),
+        look=Look(new.energy, slope, jnp.eye(d, dtype=slope.dtype)),
+        trial=trees.where(arrived, first, trial),
+        damping=jnp.where(arrived, 1.0, damping),
+        parts=jnp.where(near, jnp.minimum(GROWTH * rung.parts, parts), rung.parts),
+        step=jnp.where(arrived, 0, rung.step + 1),
+        spread=arrived.astype(rung.spread.dtype),
+        first=trees.where(arrived, law, first),  # the other law to begin with
+        done=jnp.zeros((), bool),
     )
 
-    def counted(carry):
-        rung, seen = carry
-        new = body(rung)
-        return new, seen + rung.parts + d * jnp.minimum(rung.parts, hessian_parts)
 
-    rung, seen = lax.while_loop(
-        lambda carry: ~carry[0].done & (carry[0].step < STEPS), counted, (rung, jnp.zeros((), start.dtype))
+def towards_law(rung: Rung, new: Look) -> Rung:
+    """Newton's step for the bound, half as long after one that made it smaller; the first two looks only compare."""
+    value = new.energy - _log_det(rung.trial.scale)
+    better = trees.all_finite((new, value)) & (value < rung.value)
+    law, best, look = trees.where(better, (rung.trial, value, new), (rung.law, rung.value, rung.look))
+    compared = rung.step > 0
+    length = jnp.where(rung.step < 2, 1.0, jnp.where(better, jnp.minimum(1, 1.5 * rung.damping), rung.damping / 2))
+    values, vectors = axes_of(look.curvature)
+    curvature = 1 - length + length * jnp.clip(values, 1 / BOLDEST, BOLDEST)
+    turned = vectors / jnp.sqrt(curvature)
+    slope = product(vectors.T, look.gradient)
+    away = product(vectors, _within(-length * slope / curvature, 1.0))
+    step = Coordinates(law.center + law.times(away), product(law.scale, product(turned, vectors.T)))
+    enough = (values > 1 / ROUND).all() & (values < ROUND).all() & (jnp.mean(slope**2) < CENTRED)
+    return rung._replace(
+        law=law,
+        value=best,
+        look=look,
+        trial=trees.where(compared, step, rung.first),
+        damping=length,
+        step=rung.step + 1,
+        done=compared & (enough | (length < TIMID) | (rung.step >= LAWS - 1)),
     )
-    return rung.first, rung.coordinates, seen
 
 
-def whitened(scale: jax.Array, hessian: jax.Array) -> jax.Array:
-    """L V |Lambda|^-1/2; L itself where the Hessian is not finite."""
+def whitened(hessian: jax.Array) -> jax.Array:
+    """V |Lambda|^-1/2; the identity where the Hessian is not finite."""
     values, vectors = axes_of(hessian)
     sizes = jnp.abs(values)
-    return product(scale, vectors) / jnp.sqrt(jnp.maximum(sizes, jnp.maximum(FLOOR * sizes.max(), 1e-30)))
+    return vectors / jnp.sqrt(jnp.maximum(sizes, jnp.maximum(FLOOR * sizes.max(), 1e-30)))
+
+
+def _within(away: jax.Array, reach: float) -> jax.Array:
+    """No longer than ``reach`` for each coordinate."""
+    return away * jnp.minimum(1, reach * jnp.sqrt(away.size / jnp.maximum(jnp.sum(away**2), 1e-30)))
+
+
+def _log_det(scale: jax.Array) -> jax.Array:
+    return jnp.linalg.slogdet(scale)[1]
 
 
 def _times_hessian(energy: Callable[[jax.Array], jax.Array], center: jax.Array, scale: jax.Array) -> jax.Array:

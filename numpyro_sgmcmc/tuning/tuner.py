@@ -30,9 +30,10 @@ from numpyro_sgmcmc.utils import noise, trees
 
 SHORTEST = 2 * BLOCKS  # transitions of a warm-up that draws are looked at in
 CHECKED = 20 * BLOCKS  # transitions of a warm-up whose second half is long enough for a check
-PROBES = 200  # places at which the noise of the gradient is measured before there are draws
+PROBES = 1000  # places at which the noise of the gradient is measured, at least, and 2 for each coordinate
 INFLATION = 0.02  # of the variance, by the noise of the gradient
-HEAT = 0.04  # h^2 s^2 / 4, at most
+FORGOTTEN = 0.04  # h^2 s^2 / 4, at most
+HEAT = 1.0  # h s^2 / 2, at most: the temperature that the noise would add, which is known to a tenth of it
 MOST_STEPS = 1000  # of a draw
 RED = 4.5  # a z-score beyond it halves the step
 
@@ -95,6 +96,8 @@ class Tuner:
         sites = potential.prototype.values()
         d, dtype = sum(site.size for site in sites), jnp.result_type(*(site.dtype for site in sites))
         coordinates = Coordinates(jnp.zeros(d, dtype), jnp.eye(d, dtype=dtype))
+        noisy = potential.randomised or any(plate.batch_size < plate.size for plate in potential.plates.values())
+        places = -(-max(PROBES, 2 * d) // chains) if noisy else 2
         zero = jnp.zeros((), dtype)
         return Tuning(
             coordinates,
@@ -104,7 +107,7 @@ class Tuner:
             jnp.asarray(self.dynamics.largest_step, dtype),
             jnp.zeros((), jnp.int32),
             jnp.asarray(num_warmup, jnp.int32),
-            Moments.zeros(chains, coordinates),
+            Moments.zeros(jnp.zeros((places, chains, d), dtype)),
             zero,
             Scores(zero, zero, zero),
         )
@@ -128,68 +131,66 @@ class Tuner:
             return self._change(potential, z, energies, key_change, *operands)
 
         tuning, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
-        probes = -(-PROBES // len(energies))
-        count = jnp.where(t == 0, probes, looks & ~due & (t <= end)).astype(jnp.int32)
+        places = tuning.moments.places
+        counts = looks & (t > _round(tuning)[0]) & (t <= end)
+        number = jnp.where(due, len(places), counts).astype(jnp.int32)
 
-        def look(k, moments):
-            key_x, key = random.split(random.fold_in(key_look, k))
-            # before there are draws, those of the law that has been found
-            there = jnp.where(t == 0, noise.normal(key_x, x.shape, x.dtype), x)
-            first, second = self._pair(potential, tuning.coordinates, there, gradient_state, key)
-            return moments.add(_block(tuning), there, first, second)
+        def look(k, seen):
+            moments, differences = seen
+            there = jnp.where(due, places[k], x)
+            first, second = self._pair(potential, tuning.coordinates, there, gradient_state, random.fold_in(key_look, k))
+            moments = moments.add(_block(tuning), there, first, second)
+            return moments, differences.at[k].set((first - second) / jnp.sqrt(2.0))
 
-        tuning = tuning._replace(moments=lax.fori_loop(0, count, look, tuning.moments))
+        moments, differences = lax.fori_loop(0, number, look, (tuning.moments, jnp.zeros_like(places)))
 
-        def settle(tuning, x):
-            return self._settled(tuning, x, key_momentum)
+        def settle():
+            return self._settled(tuning, x, differences.reshape(-1, x.shape[-1]), key_momentum)
 
-        tuning, phase = lax.cond(due, settle, lambda tuning, _: (tuning, phase), tuning, x)
+        tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=moments), phase))
         scores = lax.cond(last, lambda: _worst(evidence(tuning.moments)), lambda: tuning.scores)
         return tuning._replace(scores=scores, transition=jnp.minimum(t + 1, 2**31 - 2)), phase, gradient_state
 
     def _change(self, potential, z, energies, key, tuning, x, gradient_state):
-        """New coordinates, positions in them, and the estimator's state; the moments are of the noise alone."""
+        """New coordinates, positions in them, and the estimator's state."""
         key_search, key_center, key_x = random.split(key, 3)
-        moments = tuning.moments
+        places = tuning.moments.places
 
         def by_search():
             best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
             found = search(potential, jax.tree.map(lambda x: x[best], z), key_search)
-            draws = noise.normal(key_x, x.shape, x.dtype)
-            return found.coordinates, draws, moments.noise, tuning.largest, found.passes
+            draws = noise.normal(key_x, places.shape, x.dtype)
+            return found.coordinates, draws[0], draws, tuning.largest, found.passes
 
         def by_draws():
-            found = evidence(moments)
+            found = evidence(tuning.moments)
             scores = _worst(found)
-            factors, vectors = stretch(moments, found)
-            into = lambda x: product(product(x, vectors) / factors, vectors.T)  # noqa: E731
+            factors, vectors = stretch(tuning.moments, found)
+            into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
             scale = product(tuning.coordinates.scale, product(vectors * factors, vectors.T))
-            center = tuning.coordinates.to_z(found.mean)
-            moved = Coordinates(center, scale), into(x - found.mean), into(into(moments.noise).T)
-            kept = tuning.coordinates, x, moments.noise
+            moved = Coordinates(tuning.coordinates.to_z(found.mean), scale), into(x), into(places)
+            moved = trees.where(trees.all_finite(moved), moved, (tuning.coordinates, x, places))
             late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
             red = late & (jnp.maximum(scores.gradient, scores.virial) > RED)
             largest = jnp.where(red, 0.5 * jnp.minimum(tuning.largest, tuning.step_size), tuning.largest)
-            moved = trees.where(trees.all_finite(moved), moved, kept)
             return *moved, largest, jnp.zeros_like(largest)
 
-        first = tuning.transition == 0
-        found = lax.cond(first, by_search, by_draws)
-        coordinates, x_new, covariance, largest, passes = found
+        coordinates, x, places, largest, passes = lax.cond(tuning.transition == 0, by_search, by_draws)
         center = unraveler(potential.prototype)(coordinates.center)
         gradient_state = self.gradient.recenter(potential, gradient_state, center, key_center)
-        zeros = jax.tree.map(jnp.zeros_like, moments)
         tuning = tuning._replace(
             coordinates=coordinates,
             largest=largest,
-            moments=zeros._replace(noise=covariance, draws=jnp.where(first, zeros.draws, moments.draws)),
+            moments=tuning.moments._replace(places=places),
             passes=tuning.passes + passes + 1,
         )
-        return tuning, x_new, gradient_state
+        return tuning, x, gradient_state
 
-    def _settled(self, tuning: Tuning, x: jax.Array, rng_key: jax.Array) -> tuple[Tuning, Phase]:
+    def _settled(
+        self, tuning: Tuning, x: jax.Array, differences: jax.Array, rng_key: jax.Array
+    ) -> tuple[Tuning, Phase]:
         """Axes, step size and steps by the noise that has been seen; momenta drawn anew."""
-        variance, axes = rotation(tuning.moments.noise / (tuning.moments.draws * len(x)))
+        variance, axes = rotation(differences)
         scale = product(tuning.coordinates.scale, axes)
         h = self._step_size(variance, tuning.largest)
         steps = jnp.clip(jnp.ceil(1 / h), 1, MOST_STEPS).astype(jnp.int32)
@@ -198,7 +199,7 @@ class Tuner:
             variance=variance,
             step_size=h,
             num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
-            moments=jax.tree.map(jnp.zeros_like, tuning.moments),
+            moments=Moments.zeros(product(tuning.moments.places, axes)),
         )
         return tuning, self._phase(tuning, product(x, axes), rng_key)
 
@@ -238,7 +239,8 @@ class Tuner:
         def allowed(h):
             phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
             inflation = jnp.abs(self.dynamics.inflation(phase, h, variance)).max()
-            return (h * h * variance.max() / 4 <= HEAT) & (inflation <= INFLATION)
+            most = variance.max()
+            return (h * h * most / 4 <= FORGOTTEN) & (h * most / 2 <= HEAT) & (inflation <= INFLATION)
 
         return steps[jnp.argmax(jax.vmap(allowed)(steps))]
 
@@ -249,10 +251,11 @@ def _bounds(num_warmup: jax.Array) -> jax.Array:
 
 
 def _round(tuning: Tuning) -> tuple[jax.Array, jax.Array]:
-    """The transitions before which the round of this draw begins and ends."""
+    """The transitions before which the draws of this round begin to count, after a quarter of it, and end."""
     t, end = tuning.transition, tuning.num_warmup
     begin = jnp.max(jnp.where(_bounds(end) < t, _bounds(end), 0))
-    return begin, jnp.min(jnp.where(_bounds(end) >= t, _bounds(end), end))
+    end = jnp.min(jnp.where(_bounds(end) >= t, _bounds(end), end))
+    return begin + (end - begin) // 4, end
 
 
 def _block(tuning: Tuning) -> jax.Array:
