@@ -233,9 +233,8 @@ class Dynamics(Protocol):
         """The papers' names -> words."""
         ...
 
-    @property
-    def largest_step(self) -> float:
-        """The largest step that its words take in coordinates where the posterior is round and of unit width."""
+    def largest_step(self, curvature: Any) -> Any:
+        """The largest step that its words take where no curvature of U is larger; 1 where the posterior is round."""
         ...
 
     def init(self, z: Any, noise: Any) -> Phase: ...

@@ -60,7 +60,8 @@ FAULTS = [
     Fault("pilot: never stretches", "pilot", "jnp.clip(factors, 0.1, 10.0)", "1.0", "test_tuning:rounds_stretch"),
     Fault("newton: whitens once", "newton", "product(rung.trial.scale, rounder)", "rounder", "test_tuning:whitens"),
     Fault("newton: the mode for the law", "newton", "rung.spread * draws[", "0 * draws[", "test_tuning:normal_law"),
-    Fault("newton: a part for the whole", "newton", "jnp.where(difference, part, k)", "0 * k", "test_tuning:normal_law"),
+    Fault("newton: a part for the whole", "newton", "jnp.where(difference, part, k)", "0 * k",
+          "test_tuning:normal_law"),
     Fault("tuner: not frozen", "tuner", "num_warmup // 4, num_warmup // 2]", "num_warmup // 4, num_warmup]",
           "test_tuning:frozen"),
     # the dynamics

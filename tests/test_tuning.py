@@ -134,6 +134,71 @@ def test_without_a_batch_size():
     assert SGHMC(regression, step_size=1e-3)._potential((X, Y), {}).plates == {}
 
 
+@pytest.mark.parametrize("dense_mass", [False, [("a", "c")]])
+def test_coordinates_in_blocks(dense_mass):
+    def model(x):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        b = numpyro.sample("b", dist.Normal(0, 3).expand([2]).to_event(1))
+        c = numpyro.sample("c", dist.Normal(0, 3))
+        with numpyro.plate("rows", len(x)) as rows:
+            numpyro.sample("x", dist.Normal(a + b.sum() + 10 * c, 1), obs=x[rows])
+
+    kernel = SGHMC(model, batch_size=100, dense_mass=dense_mass)
+    scale = settings(tuned(kernel, X[:, 1], num_warmup=80, num_samples=1))["coordinates"].scale
+    coupled = np.abs(np.asarray(scale)) > 0
+    together = np.zeros((4, 4), bool) if dense_mass is False else np.array([[1, 0, 0, 1]]).T @ [[1, 0, 0, 1]] > 0
+    np.testing.assert_array_equal(coupled, together | np.eye(4, dtype=bool))
+
+
+def test_a_run_can_start_with_the_settings_of_another():
+    found = settings(tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=80, num_samples=1))
+    kernel = SGLD(regression, batch_size=200, settings=found)
+    again = tuned(kernel, X, Y, num_warmup=0, num_samples=1)
+    assert settings(again)["passes"] == 1  # that of the control variate: there is no search
+    np.testing.assert_array_equal(settings(again)["coordinates"].center, found["coordinates"].center)
+    covariances = (s @ s.T for s in (np.asarray(f["coordinates"].scale, float) for f in (found, settings(again))))
+    np.testing.assert_allclose(*covariances, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="4 unconstrained coordinates; this one has 11"):
+        tuned(SGHMC(funnel, batch_size=10, settings=found), Y[:50], num_chains=1)
+
+
+def test_what_was_found_is_logged_once(caplog):
+    with caplog.at_level("INFO", logger="numpyro_sgmcmc"):
+        mcmc = tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=400, num_samples=4, num_chains=4)
+    (record,) = caplog.records
+    assert f"step_size {settings(mcmc)['step_size']:.3g}" in record.message and "right" in record.message
+    assert settings(mcmc)["verdict"] == "right"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"step_size": 0.1, "dense_mass": False}, ValueError, "leave step_size= out"),
+        ({"step_size": 0.1, "settings": {}}, ValueError, "leave step_size= out"),
+        ({"dense_mass": "w"}, ValueError, "list of tuples"),
+        ({"dense_mass": ["w"]}, ValueError, "list of tuples"),
+        ({"settings": {"step_size": 0.1}}, TypeError, "what numpyro_sgmcmc.settings"),
+    ],
+)
+def test_found_numbers_that_do_not_go_together(options, error, match):
+    with pytest.raises(error, match=match):
+        SGHMC(regression, batch_size=100, **options)
+
+
+@pytest.mark.parametrize(("dense_mass", "match"), [([("v",)], "no latent site"), ([("w",), ("w",)], "twice")])
+def test_blocks_of_sites_that_are_not_there(dense_mass, match):
+    with pytest.raises(ValueError, match=match):
+        SGHMC(regression, batch_size=100, dense_mass=dense_mass).init(random.key(0), 0, None, (X, Y), {})
+
+
+def test_too_many_coordinates_for_a_matrix():
+    def model():
+        numpyro.sample("w", dist.Normal(0, 1).expand([5000]).to_event(1))
+
+    with pytest.raises(ValueError, match="5000 unconstrained coordinates.*step_size"):
+        SGHMC(model).init(random.key(0), 0, None, (), {})
+
+
 def test_numbers_that_do_not_go_together():
     with pytest.raises(ValueError, match="center"):
         SGHMC(regression, step_size=1e-3, gradient=ControlVariate(), batch_size=100)
@@ -175,7 +240,7 @@ def test_newton_whitens_what_float32_cannot_see_in_z():
     inverse = np.linalg.inv(root.astype(float)).astype(np.float32)
     mode = jnp.asarray([1.0, 2.0, -1.0, 0.0, 3.0])
     energy = lambda z, k: 0.5 * jnp.sum((inverse @ (z - mode)) ** 2)  # noqa: E731, ARG005
-    found, _ = normal_law(energy, jnp.zeros(5), pairs(8, 5), 1, 1, 1)
+    found, *_ = normal_law(energy, jnp.zeros(5), pairs(8, 5), 1, 1, 1)
     white = inverse.astype(float) @ np.asarray(found.scale, float)
     np.testing.assert_allclose(np.linalg.svd(white, compute_uv=False), 1, atol=0.05)
     np.testing.assert_allclose(inverse.astype(float) @ np.asarray(found.center - mode, float), 0, atol=0.2)
@@ -193,7 +258,7 @@ def test_the_normal_law_of_the_largest_bound_is_found(parts, monkeypatch):
     slopes = jnp.asarray(rng.normal(size=(parts, 2)) * 5, jnp.float32)
     slopes = slopes - slopes.mean(0)
     energy = lambda z, k: jnp.sum(jnp.exp(z) - a * z + slopes[k] * z)  # noqa: E731
-    found, _ = normal_law(energy, jnp.zeros(2), pairs(2000, 2), parts, 1, 1)
+    found, *_ = normal_law(energy, jnp.zeros(2), pairs(2000, 2), parts, 1, 1)
     v = 1 / np.asarray(a)
     np.testing.assert_allclose(found.center, np.log(a) - v / 2, atol=0.08 * np.sqrt(v).min())
     np.testing.assert_allclose(found.scale @ found.scale.T, np.diag(v), rtol=0.06, atol=0.01)

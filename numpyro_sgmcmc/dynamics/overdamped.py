@@ -41,9 +41,8 @@ class Overdamped(Dynamics):
     def integrators(self) -> Mapping[str, str]:
         return {"euler": "E"}
 
-    @property
-    def largest_step(self) -> float:
-        return 0.04  # adds h / 2 to the relative variance
+    def largest_step(self, curvature: Any) -> Any:
+        return 0.04 / curvature  # adds h / 2 to the relative variance
 
     def init(self, z: Any, noise: Any) -> Phase:
         del noise

@@ -85,9 +85,8 @@ class Underdamped(Dynamics):
     def integrators(self) -> Mapping[str, str]:
         return {"euler": "EA", "ssi": "AFBNFA", "NOGIN": "ABGBA"}
 
-    @property
-    def largest_step(self) -> float:
-        return 0.3
+    def largest_step(self, curvature: Any) -> Any:
+        return 0.3 / curvature**0.5
 
     def friction(self, phase: Phase) -> Any:
         """The rate at which momentum is lost, for every leaf."""

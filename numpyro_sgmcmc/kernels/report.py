@@ -7,6 +7,7 @@ the collected fields, :class:`Collected`, is a node that looks at itself when it
 run. While a progress bar runs, :class:`Bar` shows what the last finished transition says.
 """
 
+import logging
 from typing import Any, NamedTuple
 import warnings
 import weakref
@@ -30,6 +31,8 @@ SCORE = 4.5  # a z-score of a check, and
 MIXED = 1.1  # an R-hat, that no right warm-up exceeds
 
 
+logger = logging.getLogger(__name__.partition(".")[0])
+
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 
@@ -42,6 +45,8 @@ class Monitor(NamedTuple):
     - **temperature** - kinetic temperature; NaN without a momentum.
     - **step_size** - that of the last step.
     - **data_changed** - whether the data are not those that the chain was started with.
+    - **num_steps**, **noise**, **passes** - what the warm-up has found: steps of a draw, the largest variance of the
+      gradient in x, passes over the data; 0 where it does not look.
     - **gradient**, **virial**, **r_hat** - the worst scores of the check at the end of the warm-up, see
       :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 where there was none.
     """
@@ -51,6 +56,9 @@ class Monitor(NamedTuple):
     temperature: Any
     step_size: Any
     data_changed: Any
+    num_steps: Any
+    noise: Any
+    passes: Any
     gradient: Any
     virial: Any
     r_hat: Any
@@ -97,8 +105,8 @@ def _rebuild(chains: int, children: Any) -> Any:
 
 
 def _unpacked(packed: Any) -> Monitor:
-    _, refused, temperature, step_size, changed, *scores = np.moveaxis(np.asarray(packed), -1, 0)
-    return Monitor((), refused.astype(np.int32), temperature, step_size, changed > 0, *scores)
+    _, refused, temperature, step_size, changed, *found = np.moveaxis(np.asarray(packed), -1, 0)
+    return Monitor((), refused.astype(np.int32), temperature, step_size, changed > 0, *found)
 
 
 jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), node.chains), _rebuild)
@@ -113,6 +121,7 @@ def report(monitor: Monitor) -> None:
     kept = np.asarray(monitor.step_size)[:, -1] > 0  # a warm-up alone collects no draws
     if not kept.any():
         return
+    _log_found(monitor, kept)
     refused, h = np.asarray(monitor.refused), float(np.asarray(monitor.step_size)[kept][-1, -1])
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
@@ -143,6 +152,26 @@ def report(monitor: Monitor) -> None:
             "(control variates, tables, thermostats) is that of the old ones. Start a new run, or resume with the data "
             "that the state comes from."
         )
+
+
+def _log_found(monitor: Monitor, kept: np.ndarray) -> None:
+    """What the warm-up has found, at INFO level."""
+    if not logger.isEnabledFor(logging.INFO) or not np.asarray(monitor.num_steps)[kept][0, -1]:
+        return
+    names = "step_size", "num_steps", "noise", "passes", "gradient", "virial", "r_hat"
+    h, steps, noise, passes, *scores = (float(np.asarray(getattr(monitor, name))[kept][0, -1]) for name in names)
+    logger.info(
+        f"found in the warm-up: step_size {h:.3g} in coordinates where the posterior is round, steps_per_sample "
+        f"{steps:.0f}, variance of the gradient's noise at most {noise:.3g}; {passes:.3g} passes over the data by the "
+        f"search; the check says {verdict(*scores)}."
+    )
+
+
+def verdict(gradient: float, virial: float, r_hat: float) -> str:
+    """Of the check: ``"right"``, ``"doubtful"``, or ``"unchecked"``."""
+    if gradient == virial == r_hat == 0:
+        return "unchecked"
+    return "right" if gradient <= SCORE and virial <= SCORE and r_hat <= MIXED else "doubtful"
 
 
 def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.kernels.report import verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.tuner import Tuning
 
@@ -23,8 +24,14 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     - **predicted_inflation** - the relative variance that this noise adds to x to first order, the largest.
     - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.model.coordinates.Coordinates`.
     - **passes** - over the data, by the search and the measurements of the warm-up, not by its steps.
-    - **scores** - of the check in the second half of the warm-up: the z-scores of :math:`E[\partial_j U] = 0` and
-      :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 where there was no check.
+    - **verdict** - of the check in the second half of the warm-up: ``"right"``, ``"doubtful"``, or ``"unchecked"`` if
+      the warm-up was too short for one.
+    - **scores** - of that check: the z-scores of :math:`E[\partial_j U] = 0` and of
+      :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 where there was none.
+    - **curvature** - the largest of U in x, 1 where L is a whole matrix.
+
+    A later run of the same model starts with these coordinates, without a search, by ``settings=``: its noise, step and
+    steps are measured anew, so the kernel, the batch size and the data may be others.
 
     :param mcmc: after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
     :return: with several chains that have each found numbers of their own (``chain_method="sequential"`` or
@@ -50,6 +57,8 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         >>> found = settings(mcmc)
         >>> round(found["step_size"], 2), found["steps_per_sample"]
         (0.3, 4)
+        >>> again = SGHMC(model, batch_size=50, settings=found)
+        >>> MCMC(again, num_warmup=50, num_samples=200, progress_bar=False).run(random.key(2), x)
     """
     kernel, state = mcmc.sampler, mcmc.last_state
     if not isinstance(kernel, SGMCMC) or state is None:
@@ -74,8 +83,10 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "gradient_noise": value(tuning.variance.max(-1)),
         "predicted_inflation": value(inflation(tuning.step_size, tuning.variance)),
         "coordinates": tuning.coordinates,
+        "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
+        "verdict": value(np.vectorize(verdict)(*tuning.scores)),
     }
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):

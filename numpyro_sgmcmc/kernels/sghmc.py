@@ -1,6 +1,6 @@
 """Stochastic gradient Hamiltonian Monte Carlo: :mod:`~numpyro_sgmcmc.dynamics.underdamped` from minibatches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
@@ -36,6 +36,8 @@ class SGHMC(SGMCMC):
         batches: with reshuffled ones it would take out more than they add.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
+    :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
 
     **References:**
 
@@ -79,6 +81,8 @@ class SGHMC(SGMCMC):
         rows: RowScheme | None = None,
         inverse_mass_matrix: Any = None,
         init_strategy: Any = None,
+        dense_mass: bool | Sequence[tuple[str, ...]] = True,
+        settings: Mapping[str, Any] | None = None,
     ):
         dynamics = Underdamped(checked_rate("friction", friction), checked_inverse_mass(inverse_mass_matrix))
         if integrator is None:
@@ -93,6 +97,8 @@ class SGHMC(SGMCMC):
             batch_size=batch_size,
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
+            dense_mass=dense_mass,
+            settings=settings,
         )
 
     @property

@@ -1,6 +1,6 @@
 """Stochastic gradient Langevin dynamics: :mod:`~numpyro_sgmcmc.dynamics.overdamped` from minibatches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
@@ -29,6 +29,8 @@ class SGLD(SGMCMC):
     :param rows: row scheme.
     :param inverse_mass_matrix: preconditioner of drift and noise: None, a scalar or a dict of diagonals like ``z``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
+    :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
 
     **References:**
 
@@ -68,6 +70,8 @@ class SGLD(SGMCMC):
         rows: RowScheme = Reshuffled(),
         inverse_mass_matrix: Any = None,
         init_strategy: Any = None,
+        dense_mass: bool | Sequence[tuple[str, ...]] = True,
+        settings: Mapping[str, Any] | None = None,
     ):
         dynamics = Overdamped(checked_inverse_mass(inverse_mass_matrix))
         super().__init__(
@@ -80,4 +84,6 @@ class SGLD(SGMCMC):
             batch_size=batch_size,
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
+            dense_mass=dense_mass,
+            settings=settings,
         )

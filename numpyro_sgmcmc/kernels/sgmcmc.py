@@ -5,7 +5,7 @@ Everything that moves lives in the state, everything on the kernel is frozen, an
 arguments of each call. So a trace that NumPyro reuses for other chains, runs and resumes has nothing stale in it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import copy
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from numpyro_sgmcmc.kernels.report import Bar
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.handlers import full_rows, indexable
 from numpyro_sgmcmc.model.plates import AUTOMATIC
@@ -39,6 +40,7 @@ from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
     check_center,
     check_energies,
+    check_found_fits,
     check_independent,
     check_init_params,
     check_inverse_mass_fits,
@@ -46,6 +48,7 @@ from numpyro_sgmcmc.utils.validation import (
     check_resumed,
     checked_batch_size,
     checked_count,
+    checked_found,
     checked_init_strategy,
     checked_model,
     checked_part,
@@ -70,6 +73,9 @@ class SGMCMC(MCMCKernel):
     :param int steps_per_sample: integrator steps for each MCMC transition, one compiled loop. None: 1, or found with
         the step size.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
+    :param dense_mass: which coordinates the warm-up takes for correlated: True, False, or a list of tuples of sites, as
+        for :class:`~numpyro.infer.NUTS`.
+    :param settings: what the warm-up of another run has found, see :func:`~numpyro_sgmcmc.settings`: it starts there.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.model.checks`; at construction where possible, else at ``init``.
 
     **Example**
@@ -111,6 +117,8 @@ class SGMCMC(MCMCKernel):
         batch_size: int | Mapping[str, int] | None = None,
         steps_per_sample: int | None = None,
         init_strategy: Any = None,
+        dense_mass: bool | Sequence[tuple[str, ...]] = True,
+        settings: Mapping[str, Any] | None = None,
     ):
         if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
             integrator = named(integrator, dynamics)
@@ -126,6 +134,7 @@ class SGMCMC(MCMCKernel):
             check_independent(scheme, integrator)
         check_center(estimator, step_size)
         check_mass_has_step(getattr(dynamics, "inverse_mass_matrix", 1.0), step_size)
+        self._dense_mass, self._known = checked_found(dense_mass, settings, step_size)
         self._model = checked_model(model)
         self._chain = Chain(
             dynamics,
@@ -219,6 +228,9 @@ class SGMCMC(MCMCKernel):
             rng_key, batched = rng_key[0], False
         potential = self._potential(model_args, model_kwargs)
         chain = self._chain_for(potential)
+        if chain.tuned:
+            check_found_fits(self._known, potential.prototype)
+            blocks_of(potential.prototype, self._dense_mass)  # checks the names
         check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), potential.prototype)
         chain.gradient.check(potential, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
@@ -261,7 +273,8 @@ class SGMCMC(MCMCKernel):
 
     def _tuner(self, chain: Chain) -> Tuner:
         needs_variance = chain.integrator.needs_variance
-        return Tuner(chain.dynamics, needs_variance, chain.gradient, chain.rows, self.steps_per_sample)
+        parts = chain.dynamics, needs_variance, chain.gradient, chain.rows, self.steps_per_sample
+        return Tuner(*parts, self._dense_mass, self._known)
 
     def _first_gradient(self, chain: Chain, potential: ModelPotential, batched: bool) -> Callable | None:
         if not chain.integrator.carries_gradient:

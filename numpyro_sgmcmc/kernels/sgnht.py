@@ -1,6 +1,6 @@
 """Stochastic gradient Nosé-Hoover thermostats: :mod:`~numpyro_sgmcmc.dynamics.nose_hoover` from minibatches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
@@ -34,6 +34,8 @@ class SGNHT(SGMCMC):
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): a short descent of
         a mean-field normal law, and thermostats at D + h s^2 / 2 with the variance s^2 of the gradient there, see
         :mod:`~numpyro_sgmcmc.tuning.start`. With a start given, the thermostats begin at D as in the papers.
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
+    :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
 
     **References:**
 
@@ -78,6 +80,8 @@ class SGNHT(SGMCMC):
         rows: RowScheme = WithoutReplacement(),
         inverse_mass_matrix: Any = None,
         init_strategy: Any = None,
+        dense_mass: bool | Sequence[tuple[str, ...]] = True,
+        settings: Mapping[str, Any] | None = None,
     ):
         dynamics = NoseHoover(
             checked_rate("diffusion", diffusion),
@@ -94,6 +98,8 @@ class SGNHT(SGMCMC):
             batch_size=batch_size,
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
+            dense_mass=dense_mass,
+            settings=settings,
         )
 
     @property

@@ -111,7 +111,7 @@ class SGMCMCState(NamedTuple):
             jnp.full_like(self.step_size, jnp.nan) if isinstance(self.temperature, tuple) else self.temperature
         )
         changed = Marks.of(self.marks).data_changed
-        scores = self.tuning.scores if hasattr(self.tuning, "scores") else [0.0] * 3
-        scores = [jnp.full_like(self.step_size, score) for score in scores]
-        monitor = Monitor(chain, self.refused, temperature, self.step_size, changed, *scores)
+        found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 6
+        found = [jnp.full_like(self.step_size, number) for number in found]
+        monitor = Monitor(chain, self.refused, temperature, self.step_size, changed, *found)
         return Collected.of(monitor, jnp.size(self.i) if batched else 1)

@@ -7,13 +7,15 @@ A dynamics of unit mass in x is one of mass :math:`(L L^T)^{-1}` in z. Estimator
 are the same whatever L is. A step costs two products with L more for each gradient.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.types import Evaluation, Sites
 
@@ -55,12 +57,52 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def axes_of(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Eigenvalues and eigenvectors of the symmetric part; those of the identity where it is not finite."""
+def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) -> np.ndarray | None:
+    """
+    The block of each coordinate of raveled z, or None where they are all in one.
+
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`: True, False, or a list of tuples of sites. The coordinates
+        of other sites are blocks of their own.
+    :raises ValueError: names that are not latent sites, or that stand in two tuples.
+    """
+    if dense_mass is True:
+        return None
+    tuples: Sequence[Sequence[str]] = dense_mass or ()
+    names = [name for block in tuples for name in block]
+    wrong = [name for name in names if name not in prototype or names.count(name) > 1]
+    if wrong:
+        raise ValueError(
+            f"dense_mass names {wrong[0]!r}, which is {'twice in it' if wrong[0] in prototype else 'no latent site'}; "
+            f"each of {sorted(prototype)} may be in one tuple."
+        )
+    of_site = {name: number for number, block in enumerate(tuples) for name in block}
+    singles = itertools.count(len(of_site))
+    return np.array(
+        [
+            of_site[name] if name in of_site else next(singles)
+            for name in sorted(prototype)  # the order of ravel_pytree
+            for _ in range(prototype[name].size)
+        ]
+    )
+
+
+def axes_of(matrix: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Array, jax.Array]:
+    """
+    Eigenvalues and eigenvectors of the symmetric part; those of the identity where it is not finite.
+
+    :param blocks: see :func:`blocks_of`. What couples two of them is left out, and each eigenvector stands in the place
+        of a coordinate of its block.
+    """
     matrix = (matrix + matrix.T) / 2
+    same = True if blocks is None else blocks[:, None] == blocks
+    matrix = jnp.where(same, matrix, 0)
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
     values, vectors = jnp.linalg.eigh(jnp.where(jnp.isfinite(matrix).all(), matrix, identity))
-    return values, vectors
+    if blocks is None:
+        return values, vectors
+    belongs_to = jnp.asarray(blocks)[jnp.argmax(jnp.abs(vectors), 0)]
+    order = jnp.zeros(len(blocks), jnp.int32).at[np.argsort(blocks, kind="stable")].set(jnp.argsort(belongs_to))
+    return values[order], jnp.where(same, vectors[:, order], 0)
 
 
 def unraveler(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> Callable[[jax.Array], Sites]:

@@ -18,11 +18,13 @@ steps. The same step serves two searches, one after the other:
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.model.coordinates import Coordinates, axes_of, product
 from numpyro_sgmcmc.utils import trees
@@ -74,7 +76,8 @@ def normal_law(
     parts: int,
     first_parts: int,
     hessian_parts: int,
-) -> tuple[Coordinates, jax.Array]:
+    blocks: np.ndarray | None = None,
+) -> tuple[Coordinates, jax.Array, jax.Array]:
     """
     :param energy: (raveled z, number of a part) -> estimate of U from that part of the rows.
     :param start: raveled z.
@@ -82,7 +85,8 @@ def normal_law(
     :param int parts: in all.
     :param int first_parts: to begin with.
     :param int hessian_parts: looked at for the Hessian, at most.
-    :return: coordinates, and the parts seen in all.
+    :param blocks: of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
+    :return: coordinates, the largest curvature in x, and the parts seen in all.
     """
     d = start.size
 
@@ -120,8 +124,8 @@ def normal_law(
     def body(carry: tuple[Rung, jax.Array]) -> tuple[Rung, jax.Array]:
         rung, seen = carry
         new, cost = look(rung)
-        rung = lax.cond(rung.spread > 0, towards_law, lambda *of: towards_mode(*of, parts), rung, new)
-        return rung, seen + cost
+        steps = partial(towards_law, blocks=blocks), partial(towards_mode, parts=parts, blocks=blocks)
+        return lax.cond(rung.spread > 0, *steps, rung, new), seen + cost
 
     identity = Coordinates(start, jnp.eye(d, dtype=start.dtype))
     zero, infinite = jnp.zeros((), start.dtype), jnp.asarray(jnp.inf, start.dtype)
@@ -138,15 +142,15 @@ def normal_law(
         done=jnp.zeros((), bool),
     )
     rung, seen = lax.while_loop(lambda carry: ~carry[0].done, body, (rung, zero))
-    return rung.law, seen
+    return rung.law, axes_of(rung.look.curvature)[0][-1], seen
 
 
-def towards_mode(rung: Rung, new: Look, parts: int) -> Rung:
+def towards_mode(rung: Rung, new: Look, parts: int, blocks: np.ndarray | None) -> Rung:
     """Levenberg and Marquardt's step."""
     d = new.gradient.size
     slack = 4 * jnp.finfo(new.energy.dtype).eps * jnp.abs(rung.value)
     accepted = trees.all_finite(new) & ((new.energy <= rung.value + slack) | ~jnp.isfinite(rung.value))
-    rounder = whitened(new.curvature)
+    rounder = whitened(new.curvature, blocks)
     there = Coordinates(rung.trial.center, product(rung.trial.scale, rounder)), product(rounder.T, new.gradient)
     law, slope = trees.where(accepted, there, (rung.law, rung.look.gradient))
     damping = jnp.where(accepted, rung.damping / 4, 4 * jnp.maximum(rung.damping, 0.25))
@@ -173,14 +177,14 @@ def towards_mode(rung: Rung, new: Look, parts: int) -> Rung:
     )
 
 
-def towards_law(rung: Rung, new: Look) -> Rung:
+def towards_law(rung: Rung, new: Look, blocks: np.ndarray | None) -> Rung:
     """Newton's step for the bound, half as long after one that made it smaller; the first two looks only compare."""
     value = new.energy - _log_det(rung.trial.scale)
     better = trees.all_finite((new, value)) & (value < rung.value)
     law, best, look = trees.where(better, (rung.trial, value, new), (rung.law, rung.value, rung.look))
     compared = rung.step > 0
     length = jnp.where(rung.step < 2, 1.0, jnp.where(better, jnp.minimum(1, 1.5 * rung.damping), rung.damping / 2))
-    values, vectors = axes_of(look.curvature)
+    values, vectors = axes_of(look.curvature, blocks)
     curvature = 1 - length + length * jnp.clip(values, 1 / BOLDEST, BOLDEST)
     turned = vectors / jnp.sqrt(curvature)
     slope = product(vectors.T, look.gradient)
@@ -198,9 +202,9 @@ def towards_law(rung: Rung, new: Look) -> Rung:
     )
 
 
-def whitened(hessian: jax.Array) -> jax.Array:
+def whitened(hessian: jax.Array, blocks: np.ndarray | None) -> jax.Array:
     """V |Lambda|^-1/2; the identity where the Hessian is not finite."""
-    values, vectors = axes_of(hessian)
+    values, vectors = axes_of(hessian, blocks)
     sizes = jnp.abs(values)
     return vectors / jnp.sqrt(jnp.maximum(sizes, jnp.maximum(FLOOR * sizes.max(), 1e-30)))
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.model.coordinates import axes_of, product
 
@@ -142,7 +143,7 @@ def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Arr
     return jnp.where((values < low) | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
 
 
-def rotation(noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Array, jax.Array]:
     """
     The variance of the gradient's noise along some axes, and these: along the eigenvectors of S a variance for each
     coordinate says all.
@@ -151,10 +152,11 @@ def rotation(noise: jax.Array) -> tuple[jax.Array, jax.Array]:
     dimensions is a third too large. Samples longer than any of a normal law are shortened.
 
     :param noise: samples of e, shape ``(samples, d)``.
+    :param blocks: of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
     """
     squares = jnp.sum(noise**2, 1)
     longest = OUTLYING * jnp.median(squares)
     noise = noise * jnp.sqrt(jnp.minimum(1, longest / jnp.maximum(squares, 1e-30)))[:, None]
     first, second = jnp.split(noise, [len(noise) // 2])
-    _, axes = axes_of(product(first.T, first))
+    _, axes = axes_of(product(first.T, first), blocks)
     return jnp.mean(product(second, axes) ** 2, 0), axes

@@ -2,21 +2,21 @@ r"""
 Where the posterior is, and how wide: a normal law :math:`N(c, L L^T)` in unconstrained space.
 
 1. The mean of a mean-field law (:mod:`~numpyro_sgmcmc.tuning.start`) is a first c.
-2. Newton's method (:mod:`~numpyro_sgmcmc.tuning.newton`) finds a mode from there, and then the normal law of the largest
-   evidence lower bound, from the better of the two places.
+2. Newton's method (:mod:`~numpyro_sgmcmc.tuning.newton`) finds a mode from there, and then the normal law of the
+   largest evidence lower bound, from the better of the two places.
 
 Both are needed: the mode of a hierarchy is the pit where its scale is zero; a mean-field law does not get along narrow
 valleys. What the law does not have right, the draws of the warm-up show (:mod:`~numpyro_sgmcmc.tuning.pilot`).
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import Coordinates, raveled, unraveler
+from numpyro_sgmcmc.model.coordinates import Coordinates, blocks_of, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, descend
@@ -31,15 +31,17 @@ DRAWS = 32  # of a law, for its bound, in antithetic pairs that see a part each
 class Found(NamedTuple):
     """
     - **coordinates** - c and L.
+    - **curvature** - the largest in x; 1 where L is to be a whole matrix, in which x is round.
     - **passes** - rows looked at, in units of the data.
     """
 
     coordinates: Coordinates
+    curvature: jax.Array
     passes: jax.Array
 
 
-def search(potential: Potential, start: Sites, rng_key: jax.Array) -> Found:
-    """The normal law, from a start of finite energy."""
+def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: Any = True) -> Found:
+    """The normal law, from a start of finite energy; L in the blocks that ``dense_mass`` asks for."""
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
@@ -54,11 +56,12 @@ def search(potential: Potential, start: Sites, rng_key: jax.Array) -> Found:
     mean = jnp.where(energy(mean, 0) <= energy(origin, 0), mean, origin)
     half = noise.normal(key_noise, (DRAWS // 2, d), mean.dtype)
     draws = jnp.stack([half, -half], 1).reshape(-1, d)
-    law, seen = normal_law(
-        energy, mean, draws, parts, -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
-    )
+    few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
+    blocks = blocks_of(potential.prototype, dense_mass)
+    law, curvature, seen = normal_law(energy, mean, draws, parts, few, more, blocks)
+    curvature = jnp.ones_like(curvature) if blocks is None else jnp.maximum(curvature, 1)
     size = max((plate.size for plate in potential.plates.values()), default=1)
-    return Found(law, (STEPS * min(DESCENT_ROWS, size) + min(PART, size) * seen) / size)
+    return Found(law, curvature, (STEPS * min(DESCENT_ROWS, size) + min(PART, size) * seen) / size)
 
 
 def partition(plates: Mapping[str, Plate]) -> tuple[dict[str, Plate], int]:

@@ -1,15 +1,17 @@
 r"""
 The numbers of a kernel, found in its warm-up: coordinates, centre, step size, steps of a draw.
 
-The first transition searches for the law of the posterior (:mod:`~numpyro_sgmcmc.tuning.search`). After 1/8, 1/4 and
-1/2 of the warm-up the draws of the round (:mod:`~numpyro_sgmcmc.tuning.pilot`) correct it: they move c, stretch L where
-they can tell, show the noise of the gradient where the chain is, and, where they are not those of the posterior, halve
-the step. What stands after half of the warm-up is frozen, and the second half checks it.
+The first transition searches for the law of the posterior (:mod:`~numpyro_sgmcmc.tuning.search`), unless that of
+another run is given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the round
+(:mod:`~numpyro_sgmcmc.tuning.pilot`) correct it: they move c, stretch L where they can tell, and, where they are not
+those of the posterior, halve the step. The noise of the gradient is then measured anew where the draws are. What stands
+after half of the warm-up is frozen, and the second half checks it.
 
 In coordinates where the posterior is round and of unit width, a step h is as large as the word and the noise of the
 gradient, of variance :math:`s^2`, allow:
 
-.. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad \text{inflation}(h, s^2) \le 0.02,
+.. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 1, \qquad
+    \text{inflation}(h, s^2) \le 0.02,
 
 the last of which holds for the words that take no noise out of what they inject. A draw takes :math:`1 / h` steps.
 """
@@ -21,10 +23,10 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import Coordinates, product, raveled, unraveler
+from numpyro_sgmcmc.model.coordinates import Coordinates, blocks_of, product, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
-from numpyro_sgmcmc.tuning.search import search
+from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Phase, Potential, RowScheme, RowsState, Thermostatted
 from numpyro_sgmcmc.utils import noise, trees
 
@@ -43,6 +45,7 @@ class Tuning(NamedTuple):
     What has been found. The same for all chains of a state.
 
     - **coordinates** - c and L.
+    - **curvature** - the largest of U in x; 1 where L is a whole matrix.
     - **variance** - of the gradient's noise in x, by coordinate.
     - **step_size** - h in x.
     - **num_steps** - of a draw.
@@ -54,6 +57,7 @@ class Tuning(NamedTuple):
     """
 
     coordinates: Coordinates
+    curvature: jax.Array
     variance: jax.Array
     step_size: jax.Array
     num_steps: jax.Array
@@ -63,6 +67,11 @@ class Tuning(NamedTuple):
     moments: Moments
     passes: jax.Array
     scores: "Scores"
+
+    @property
+    def told(self) -> list[jax.Array]:
+        """What a run tells of it: steps of a draw, largest variance of the noise, passes, scores."""
+        return [self.num_steps, self.variance.max(), self.passes, *self.scores]
 
 
 class Scores(NamedTuple):
@@ -83,6 +92,8 @@ class Tuner:
     :param gradient: of the kernel.
     :param rows: of the kernel.
     :param steps_per_sample: given by the user, or None.
+    :param dense_mass: the blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
+    :param known: coordinates and curvature that another run has found, or None.
     """
 
     dynamics: Dynamics
@@ -90,6 +101,8 @@ class Tuner:
     gradient: GradientEstimator
     rows: RowScheme
     steps_per_sample: int | None
+    dense_mass: Any = True
+    known: tuple[Coordinates, float] | None = None
 
     def start(self, potential: Potential, chains: int, num_warmup: int) -> Tuning:
         """Before the first transition: nothing but shapes."""
@@ -101,10 +114,11 @@ class Tuner:
         zero = jnp.zeros((), dtype)
         return Tuning(
             coordinates,
+            zero + 1,
             jnp.zeros(d, dtype),
             zero,
             jnp.ones((), jnp.int32),
-            jnp.asarray(self.dynamics.largest_step, dtype),
+            zero + self.dynamics.largest_step(1.0),
             jnp.zeros((), jnp.int32),
             jnp.asarray(num_warmup, jnp.int32),
             Moments.zeros(jnp.zeros((places, chains, d), dtype)),
@@ -138,14 +152,16 @@ class Tuner:
         def look(k, seen):
             moments, differences = seen
             there = jnp.where(due, places[k], x)
-            first, second = self._pair(potential, tuning.coordinates, there, gradient_state, random.fold_in(key_look, k))
+            first, second = self._pair(
+                potential, tuning.coordinates, there, gradient_state, random.fold_in(key_look, k)
+            )
             moments = moments.add(_block(tuning), there, first, second)
             return moments, differences.at[k].set((first - second) / jnp.sqrt(2.0))
 
         moments, differences = lax.fori_loop(0, number, look, (tuning.moments, jnp.zeros_like(places)))
 
         def settle():
-            return self._settled(tuning, x, differences.reshape(-1, x.shape[-1]), key_momentum)
+            return self._settled(potential, tuning, x, differences.reshape(-1, x.shape[-1]), key_momentum)
 
         tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=moments), phase))
         scores = lax.cond(last, lambda: _worst(evidence(tuning.moments)), lambda: tuning.scores)
@@ -153,33 +169,45 @@ class Tuner:
 
     def _change(self, potential, z, energies, key, tuning, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
+        blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x = random.split(key, 3)
         places = tuning.moments.places
 
         def by_search():
             best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
-            found = search(potential, jax.tree.map(lambda x: x[best], z), key_search)
+            if self.known is None:
+                found = search(potential, jax.tree.map(lambda x: x[best], z), key_search, self.dense_mass)
+            else:
+                coordinates, curvature = self.known
+                found = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
             draws = noise.normal(key_x, places.shape, x.dtype)
-            return found.coordinates, draws[0], draws, tuning.largest, found.passes
+            largest = jnp.asarray(self.dynamics.largest_step(found.curvature), x.dtype)
+            return found.coordinates, draws[0], draws, found.curvature, largest, found.passes
 
         def by_draws():
             found = evidence(tuning.moments)
             scores = _worst(found)
             factors, vectors = stretch(tuning.moments, found)
+            if blocks is not None:
+                # a coordinate as wide as its draws may be too stiff beside the others
+                factors, vectors = jnp.ones_like(factors), jnp.eye(x.shape[-1], dtype=x.dtype)
             into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
             scale = product(tuning.coordinates.scale, product(vectors * factors, vectors.T))
             moved = Coordinates(tuning.coordinates.to_z(found.mean), scale), into(x), into(places)
             moved = trees.where(trees.all_finite(moved), moved, (tuning.coordinates, x, places))
             late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
-            red = late & (jnp.maximum(scores.gradient, scores.virial) > RED)
-            largest = jnp.where(red, 0.5 * jnp.minimum(tuning.largest, tuning.step_size), tuning.largest)
-            return *moved, largest, jnp.zeros_like(largest)
+            # a step that the noise keeps far below the largest one is not what is wrong
+            bold = tuning.step_size > 0.7 * tuning.largest
+            red = late & bold & (jnp.maximum(scores.gradient, scores.virial) > RED)
+            largest = jnp.where(red, 0.5 * tuning.largest, tuning.largest)
+            return *moved, tuning.curvature, largest, jnp.zeros_like(largest)
 
-        coordinates, x, places, largest, passes = lax.cond(tuning.transition == 0, by_search, by_draws)
+        coordinates, x, places, curvature, largest, passes = lax.cond(tuning.transition == 0, by_search, by_draws)
         center = unraveler(potential.prototype)(coordinates.center)
         gradient_state = self.gradient.recenter(potential, gradient_state, center, key_center)
         tuning = tuning._replace(
             coordinates=coordinates,
+            curvature=curvature,
             largest=largest,
             moments=tuning.moments._replace(places=places),
             passes=tuning.passes + passes + 1,
@@ -187,10 +215,10 @@ class Tuner:
         return tuning, x, gradient_state
 
     def _settled(
-        self, tuning: Tuning, x: jax.Array, differences: jax.Array, rng_key: jax.Array
+        self, potential: Potential, tuning: Tuning, x: jax.Array, differences: jax.Array, rng_key: jax.Array
     ) -> tuple[Tuning, Phase]:
         """Axes, step size and steps by the noise that has been seen; momenta drawn anew."""
-        variance, axes = rotation(differences)
+        variance, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
         scale = product(tuning.coordinates.scale, axes)
         h = self._step_size(variance, tuning.largest)
         steps = jnp.clip(jnp.ceil(1 / h), 1, MOST_STEPS).astype(jnp.int32)

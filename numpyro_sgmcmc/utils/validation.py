@@ -113,6 +113,53 @@ def check_mass_has_step(inverse_mass: Any, step_size: Any) -> None:
         )
 
 
+MOST_COORDINATES = 4000  # that the warm-up finds a matrix L for: its eigenvectors, often needed, take half a minute
+
+
+def checked_found(dense_mass: Any, settings: Any, step_size: Any) -> tuple[Any, Any]:
+    """
+    ``dense_mass``, and coordinates and curvature of ``settings`` or None.
+
+    :raises ValueError: either of them beside a step size; what is neither a bool nor tuples of names.
+    :raises TypeError: settings that are none.
+    """
+    if step_size is not None and (dense_mass is not True or settings is not None):
+        name = "settings" if settings is not None else "dense_mass"
+        raise ValueError(f"{name}= is for a warm-up that finds the step size: leave step_size= out.")
+    if not isinstance(dense_mass, bool):
+        tuples = isinstance(dense_mass, (list, tuple)) and all(isinstance(block, (tuple, list)) for block in dense_mass)
+        if not tuples or not all(isinstance(name, str) for block in dense_mass for name in block):
+            raise ValueError(
+                f"dense_mass={dense_mass!r} is neither True, False nor a list of tuples of sites, [('a', 'b')] for "
+                "example."
+            )
+        dense_mass = tuple(map(tuple, dense_mass))
+    if settings is None:
+        return dense_mass, None
+    if not isinstance(settings, Mapping) or not {"coordinates", "curvature"} <= set(settings):
+        raise TypeError("settings= is what numpyro_sgmcmc.settings(mcmc) returns for another run.")
+    known = settings["coordinates"], settings["curvature"]
+    if np.ndim(known[1]) == 1:  # chains that have each found their own
+        known = jax.tree.map(lambda part: part[0], known)
+    return dense_mass, known
+
+
+def check_found_fits(known: Any, prototype: Mapping[str, Any]) -> None:
+    """
+    :raises ValueError: settings of another model, too many coordinates.
+    """
+    d = sum(site.size for site in prototype.values())
+    if known is not None and known[0].center.size != d:
+        raise ValueError(
+            f"settings= are those of a model with {known[0].center.size} unconstrained coordinates; this one has {d}."
+        )
+    if d > MOST_COORDINATES:
+        raise ValueError(
+            f"the model has {d} unconstrained coordinates, and the warm-up finds a step size only for up to "
+            f"{MOST_COORDINATES}: it needs a matrix of {d} x {d} numbers. Give step_size=."
+        )
+
+
 def checked_init_strategy(init_strategy: Any) -> Any:
     """None or a function, as for NUTS."""
     if init_strategy is not None and not callable(init_strategy):
