@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, Minibatch, settings
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, Minibatch, Polynomial, settings
 from numpyro_sgmcmc.model.coordinates import Coordinates, in_x
 from numpyro_sgmcmc.tuning import newton
 from numpyro_sgmcmc.tuning.newton import normal_law
@@ -168,6 +168,14 @@ def test_what_was_found_is_logged_once(caplog):
     (record,) = caplog.records
     assert f"step_size {settings(mcmc)['step_size']:.3g}" in record.message and "right" in record.message
     assert settings(mcmc)["verdict"] == "right"
+
+
+def test_steps_decrease_from_the_one_that_was_found():
+    kernel = SGLD(regression, batch_size=100, step_size=Polynomial(None, 50.0, 0.5))
+    mcmc = tuned(kernel, X, Y, num_warmup=80, num_samples=9, num_chains=2)
+    h, steps = settings(mcmc)["step_size"], settings(mcmc)["steps_per_sample"]
+    found = mcmc.get_extra_fields(group_by_chain=True)["step_size"]
+    np.testing.assert_allclose(found, np.tile(h * (1 + np.arange(9) * steps / 50) ** -0.5, (2, 1)), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

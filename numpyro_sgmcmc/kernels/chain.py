@@ -23,8 +23,9 @@ from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, Marks, SGMCMCStat
 from numpyro_sgmcmc.model.coordinates import in_x, raveled, unraveler
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows
-from numpyro_sgmcmc.tuning.schedules import schedule_index
+from numpyro_sgmcmc.tuning.schedules import Constant, schedule_index
 from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
+from numpyro_sgmcmc.tuning.tuner import Tuning
 from numpyro_sgmcmc.types import (
     Adaptive,
     Dynamics,
@@ -182,7 +183,7 @@ class Chain:
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         marks = Marks.of(state.marks)
         position, to_gradient = self._in_coordinates(potential, state)
-        h = state.tuning.step_size if self.tuned else self.h(state.i, marks.wraps, state.z)
+        h = self.found_h(state.tuning) if self.tuned else self.h(state.i, marks.wraps, state.z)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # no child of a split of the key
         gradient_state = self.gradient.begin_step(potential, position, state.gradient_state, state.i, key_begin)
 
@@ -272,6 +273,13 @@ class Chain:
         _, to_gradient = self._in_coordinates(potential, state)
         at = to_gradient(lambda z: self.gradient.evaluate(potential, z, rows, state.gradient_state, rng_key))
         return at(state.phase.z).gradient
+
+    def found_h(self, tuning: Tuning) -> jax.Array:
+        """h that the warm-up has found, and after it what a relative schedule makes of it, the same in a transition."""
+        if isinstance(self.schedule, Constant):
+            return tuning.step_size
+        after = jnp.maximum(tuning.transition - 1 - tuning.num_warmup, 0).astype(tuning.step_size.dtype)
+        return tuning.step_size * self.schedule(after * tuning.num_steps).astype(tuning.step_size.dtype)
 
     def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""

@@ -68,7 +68,7 @@ class SGMCMC(MCMCKernel):
         step size.
     :param rows: row scheme; None: independent batches for a word that counts on them, else reshuffled ones.
     :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
-        :mod:`~numpyro_sgmcmc.tuning.tuner`.
+        :mod:`~numpyro_sgmcmc.tuning.tuner`; ``Polynomial(None, b, gamma)`` decreases from there.
     :param batch_size: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
     :param int steps_per_sample: integrator steps for each MCMC transition, one compiled loop. None: 1, or found with
         the step size.
@@ -123,6 +123,9 @@ class SGMCMC(MCMCKernel):
         if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
             integrator = named(integrator, dynamics)
         integrator.check(dynamics)
+        schedule = as_schedule(1.0 if step_size is None else step_size)
+        if getattr(schedule, "relative", False):
+            step_size = None
         if gradient is None:
             gradient = Minibatch() if step_size is not None else ControlVariate()
         if rows is None:
@@ -141,7 +144,7 @@ class SGMCMC(MCMCKernel):
             integrator,
             estimator,
             scheme,
-            as_schedule(1.0 if step_size is None else step_size),
+            schedule,
             checked_init_strategy(init_strategy),
             step_size is None,
         )

@@ -55,7 +55,7 @@ class Polynomial:
     r"""
     Decreasing steps :math:`h_i = a (b + i)^{-\gamma}` (Welling & Teh 2011; Chen et al. 2015, section 3.3).
 
-    :param float a: scale, > 0.
+    :param float a: scale, > 0. None: the steps begin, after the warm-up, at the one that it has found.
     :param float b: offset, > 0.
     :param float gamma: rate, > 0. Draws are to be weighted by their step size.
 
@@ -69,15 +69,20 @@ class Polynomial:
         0.01
     """
 
-    a: float
+    a: float | None
     b: float
     gamma: float
 
     def __post_init__(self):
-        _positive(self, a=self.a, b=self.b, gamma=self.gamma)
+        _positive(self, **({} if self.a is None else {"a": self.a}), b=self.b, gamma=self.gamma)
+
+    @property
+    def relative(self) -> bool:
+        """Whether the steps are relative to the one that the warm-up finds."""
+        return self.a is None
 
     @classmethod
-    def optimal(cls, order: int, for_: Literal["bias", "mse"], *, a: float, b: float = 1.0) -> "Polynomial":
+    def optimal(cls, order: int, for_: Literal["bias", "mse"], *, a: float | None, b: float = 1.0) -> "Polynomial":
         r"""
         The exponent of fastest decrease (Chen et al. 2015, remark 7): :math:`\gamma = 1/(K+1)` for the bias, which then
         falls as :math:`L^{-K/(K+1)}` in the number of steps L, up to a factor log L; :math:`\gamma = 1/(2K+1)` for the
@@ -104,6 +109,8 @@ class Polynomial:
         return cls(a, b, 1 / (order + 1 if for_ == "bias" else 2 * order + 1))
 
     def __call__(self, i: Any) -> Any:
+        if self.a is None:
+            return (1 + i / self.b) ** (-self.gamma)
         return self.a * (self.b + i) ** (-self.gamma)
 
 
