@@ -1,6 +1,7 @@
 """Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, step_size=..., batch_size=...))``."""
 
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
+from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
@@ -44,6 +45,7 @@ __all__ = [
     "resample",
     "settings",
     "shuffle_rows",
+    "summary",
     "weighted_summary",
     "weights",
 ]
