@@ -212,3 +212,9 @@ def test_rounds_stretch_what_draws_show_and_turn_to_the_noise():
     np.testing.assert_allclose(np.sort(variance), [0.1, 0.5, 3.5], rtol=0.15)
     turned = axes.T @ S @ axes
     np.testing.assert_allclose(turned, np.diag(np.diag(turned)), atol=0.25)
+
+
+def test_without_minibatches_there_is_no_control_variate():
+    """24 rows are too few for minibatches of our own, and the first of them is all of them."""
+    mcmc = tuned(SGHMC(models.gaussian), models.ROWS, num_warmup=40, num_samples=10, num_chains=2)
+    assert np.isfinite(mcmc.get_samples()["mu"]).all()

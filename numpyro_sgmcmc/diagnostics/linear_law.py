@@ -71,7 +71,7 @@ def linear_law(
     radius = np.abs(np.linalg.eigvals(M)).max(-1)
     injected = np.einsum("dik,djk->dij", B, B)
     added = np.einsum("di,dj->dij", G, G)
-    stable = radius < 1
+    stable = radius < 1 - 1e-9
     safe = np.where(stable[:, None, None], M, 0.0)
     alone, white = (_stationary(safe, q)[:, 0, 0] for q in (injected, added))
     if epoch >= 2:
@@ -80,12 +80,26 @@ def linear_law(
     return Law(infinite(curvature * alone - 1), infinite(curvature * variance * np.maximum(white, 0)), radius)
 
 
+class _Frozen:
+    """A dynamics whose thermostats stay where they are: of their own flow only the mean matters here."""
+
+    def __init__(self, dynamics: Any):
+        self.dynamics = dynamics
+
+    def __getattr__(self, name: str) -> Any:
+        flow = getattr(self.dynamics, name)
+        if name not in self.dynamics.flows:
+            return flow
+        return lambda phase, *inputs: flow(phase, *inputs)._replace(thermostat=phase.thermostat)
+
+
 def _maps(dynamics: Any, integrator: Any, h: float, curvature: np.ndarray, thermostat: Any, known: Any) -> tuple:
     """M, B and G, shapes ``(d, m, m)``, ``(d, m, draws)`` and ``(d, m)``."""
     d = len(curvature)
     zero, lam = jnp.zeros(d), jnp.asarray(curvature, float)
     if getattr(dynamics, "inverse_mass_matrix", None) is not None:
         dynamics = replace(dynamics, inverse_mass_matrix=1.0)
+    dynamics = _Frozen(dynamics)
     start = dynamics.init(zero, zero)
     if not isinstance(start.thermostat, tuple):
         start = start._replace(thermostat=jnp.full_like(start.thermostat, thermostat))
