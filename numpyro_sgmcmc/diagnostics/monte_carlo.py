@@ -35,8 +35,10 @@ def standard_error(x: np.ndarray) -> np.ndarray:
     blocks = min(BLOCKS, draws // 2)
     length = draws // blocks
     means = x[:, draws - blocks * length :].reshape(chains, blocks, length, *x.shape[2:]).mean(2)
-    by_blocks = np.sqrt(means.reshape(-1, *x.shape[2:]).var(0, ddof=1) / (blocks * chains))
-    return np.maximum(by_blocks, x.std((0, 1)) / np.sqrt(effective(x)))
+    with np.errstate(all="ignore"):
+        by_blocks = np.sqrt(means.reshape(-1, *x.shape[2:]).var(0, ddof=1) / (blocks * chains))
+        error = np.maximum(by_blocks, x.std((0, 1)) / np.sqrt(effective(x)))
+    return np.where(np.isfinite(error), error, np.inf)
 
 
 def effective(x: np.ndarray) -> np.ndarray:

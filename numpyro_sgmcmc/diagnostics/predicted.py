@@ -131,8 +131,9 @@ def predicted(
     stable = 2 if longer.radius.max() < 1 else 1 if alone.radius.max() < 1 else 0
     by_z = _in_z(L, modes, curvature)
     step = by_z(alone.step)
-    s2_in_z = (pairs**2).mean(0)
-    return Prediction(by_z(total) - step, step, s2_in_z, stable)
+    with np.errstate(invalid="ignore"):
+        more = np.where(np.isfinite(step), by_z(total) - step, 0.0)
+    return Prediction(more, step, (pairs**2).mean(0), stable)
 
 
 def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:

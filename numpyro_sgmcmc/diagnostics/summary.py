@@ -37,7 +37,7 @@ from numpyro_sgmcmc.types import Thermostatted
 
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 VARIANCE = 0.1, 0.3  # relative
-UNCERTAIN = 0.15  # a standard error of the mean, in posterior sds, that shows too little
+UNCERTAIN = 0.15  # a standard error of these that shows too little
 MIXED, APART = 1.1, 1.5  # R-hat
 FEW = 100  # effective draws
 SMALLER = "a smaller step_size, larger batches, or gradient=ControlVariate(find_mode(...))"
@@ -303,12 +303,12 @@ def _scores(draws: Draws, found: Gradients) -> dict[str, Line]:
     zero = (of.gradient, of.gradient_error, np.abs(of.gradient) / of.scale)
     shift = (of.shift, of.shift_error, np.abs(of.shift))
     lines["score"] = _identity(
-        "E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd", of.shift_error
+        "E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd"
     )
     one = (of.virial - 1, of.virial_error, np.abs(of.virial - 1))
     inflation = (of.inflation, of.inflation_error, np.abs(of.inflation))
     lines["virial"] = _identity(
-        "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}", None
+        "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}"
     )
     product = (draws.z - draws.z.mean((0, 1))) * (found.values - found.values.mean((0, 1)))
     lines["configurational_temperature"] = _temperature("configurational temperature", product.mean(-1))
@@ -326,7 +326,6 @@ def _identity(
     limit: float,
     tolerance: tuple[float, float],
     effect: str,
-    error: np.ndarray | None,
 ) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves; **mixed** - the same times the
@@ -351,14 +350,17 @@ def _identity(
         f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, read off to "
         f"first order: {SMALLER}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) tells more."
     )
-    if verdict == "ok" and error is not None and not np.median(error) <= UNCERTAIN:
+    error = float(np.median(mixed_error))
+    if verdict == "ok" and not error <= UNCERTAIN:
         verdict = "doubtful"
-        advice = f"its standard error is {np.median(error):.2f} sd, so little can be seen: more draws, or larger batches."
+        advice = (
+            f"the standard error of what it shows is {error:.2f}, so little can be seen: more draws, or larger batches."
+        )
     return Line(
         name,
         float(both[worst]),
         f"z = {both[worst]:.1f} at {draws.names[worst]}, {effect.format(shifted[worst])[4:].replace(' is', '')}",
-        f"z <= {limit:.1f}, or less than {tolerance[0]:.0%}" + (" of an sd" if error is not None else ""),
+        f"z <= {limit:.1f}, or less than {tolerance[0]:.0%}",
         verdict,
         advice,
         {
