@@ -1,6 +1,10 @@
 """Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, step_size=..., batch_size=...))``."""
 
+from numpyro_sgmcmc.diagnostics.comparison import compare
+from numpyro_sgmcmc.diagnostics.correction import corrected
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
+from numpyro_sgmcmc.diagnostics.halving import step_halving
+from numpyro_sgmcmc.diagnostics.linearity import score_linearity
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
 from numpyro_sgmcmc.dynamics.splitting import Splitting
@@ -40,11 +44,15 @@ __all__ = [
     "Splitting",
     "WithReplacement",
     "WithoutReplacement",
+    "compare",
+    "corrected",
     "find_mode",
     "gradient_noise",
     "resample",
+    "score_linearity",
     "settings",
     "shuffle_rows",
+    "step_halving",
     "summary",
     "weighted_summary",
     "weights",

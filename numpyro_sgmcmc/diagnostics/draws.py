@@ -15,7 +15,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.kernels.tuned import axes_of_chains
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import raveled, unraveler
@@ -60,6 +60,13 @@ def checked_run(mcmc: Any, caller: str) -> tuple[SGMCMC, SGMCMCState]:
     if mcmc.last_state is None or not mcmc._states:
         raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
     return mcmc.sampler, mcmc.last_state
+
+
+def arguments_of(mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Those that were handed in; where there are none, those that the run has kept."""
+    if model_args or model_kwargs:
+        return model_args, dict(model_kwargs)
+    return tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
 
 
 def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
@@ -136,6 +143,11 @@ def states_of(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
         return x if axis is None else jax.tree.map(lambda leaf: leaf[k], x)
 
     return [SGMCMCState(*(take(k, x, axis) for x, axis in zip(state, axes))) for k in range(chains)]
+
+
+def key_of(state: SGMCMCState) -> jax.Array:
+    """A key of the run that its chains do not use."""
+    return stream(jnp.asarray(state.rng_key)[0] if jnp.ndim(state.i) else state.rng_key, PROBE)
 
 
 def unravel_of(potential: ModelPotential) -> Any:

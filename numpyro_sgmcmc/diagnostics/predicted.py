@@ -28,7 +28,7 @@ from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.coordinates import raveled
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
-from numpyro_sgmcmc.types import RowsState, Thermostatted
+from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
 
 PAIRS = 200  # of minibatches
 DENSE = 300  # coordinates beyond which each is its own mode
@@ -37,18 +37,20 @@ LONGER = 1.25  # a step so much larger should still be stable
 
 class Prediction(NamedTuple):
     """
-    By coordinate of z, shape ``(d,)``, but for ``stable``.
+    By coordinate of z, shape ``(d,)``, but for the last two.
 
     - **noise** - inflation of the variance by minibatch noise.
     - **step** - by the step size.
     - **variance** - s^2 of the kernel's gradient.
     - **stable** - 2: the step is stable, 1: at 1.25 times its size it would not be, 0: it is not.
+    - **rescale** - what takes the inflation back, for z less its mean: a matrix or a diagonal.
     """
 
     noise: np.ndarray
     step: np.ndarray
     variance: np.ndarray
     stable: int
+    rescale: np.ndarray
 
 
 def gradient_pairs(
@@ -133,7 +135,14 @@ def predicted(
     step = by_z(alone.step)
     with np.errstate(invalid="ignore"):
         more = np.where(np.isfinite(step), by_z(total) - step, 0.0)
-    return Prediction(more, step, (pairs**2).mean(0), stable)
+    return Prediction(more, step, (pairs**2).mean(0), stable, _rescaling(L, modes, total))
+
+
+def epoch_of(kernel: SGMCMC, potential: Potential) -> float:
+    """Batches of an epoch of reshuffled rows; 1 for independent ones. Of several plates the shortest."""
+    if getattr(kernel.rows, "independent", False) or not potential.plates:
+        return 1.0
+    return min(plate.size // plate.batch_size for plate in potential.plates.values())
 
 
 def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
@@ -172,6 +181,16 @@ def _modes(y: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]
                 return values, modes
     own = (y * g).mean(0) / variance
     return np.where(own > 0, own, plain), None
+
+
+def _rescaling(L: np.ndarray, modes: np.ndarray | None, inflation: np.ndarray) -> np.ndarray:
+    factors = 1 / np.sqrt(np.maximum(1 + inflation, 1e-12))
+    if modes is None and L.ndim == 1:
+        return factors
+    axes = np.eye(len(factors)) if modes is None else modes
+    if L.ndim == 1:
+        return L[:, None] * (axes * factors) @ axes.T / L
+    return L @ (axes * factors) @ axes.T @ np.linalg.inv(L)
 
 
 def _in_z(L: np.ndarray, modes: np.ndarray | None, curvature: np.ndarray) -> Any:

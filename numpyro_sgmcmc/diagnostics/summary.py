@@ -18,19 +18,18 @@ sample size tell whether chains have mixed, and nothing about bias.
 from typing import Any
 
 from jax import random
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.draws import Draws, checked_run, latent_draws, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.draws import Draws, checked_run, key_of, latent_draws, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
-from numpyro_sgmcmc.diagnostics.predicted import gradient_pairs, predicted
+from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs, predicted
 from numpyro_sgmcmc.diagnostics.scores import Gradients, gradients, identities
 from numpyro_sgmcmc.diagnostics.table import Line, Summary, graded, plain
 from numpyro_sgmcmc.kernels.report import STUCK
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import PROBE, Marks, SGMCMCState, stream
+from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.tuning.tuner import Tuning
 from numpyro_sgmcmc.types import Thermostatted
@@ -105,27 +104,19 @@ def summary(
         return Summary("The run", lines, note)
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "summary")
     lines |= _kept(mcmc, kernel, state, draws.z, list(draws.names))
-    key = stream(jnp.asarray(state.rng_key)[0] if jnp.ndim(state.i) else state.rng_key, PROBE)
-    key_scores, key_pairs = random.split(key)
+    key_scores, key_pairs = random.split(key_of(state))
     found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
     lines |= _scores(draws, found)
     if np.isfinite(found.values).all():
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
-        lines |= _predictions(kernel, state, draws, found, pairs, _epoch(kernel, potential))
+        lines |= _predictions(kernel, state, draws, found, pairs, epoch_of(kernel, potential))
     return Summary("The run", lines)
 
 
 def _takes_arguments(mcmc: MCMC) -> bool:
     """Whether the run was given any, so that none here means that the data are left out."""
     return bool(mcmc._args or mcmc._kwargs)
-
-
-def _epoch(kernel: SGMCMC, potential: ModelPotential) -> float:
-    """Batches of an epoch of reshuffled rows; 1 for independent ones. Of several plates the shortest."""
-    if getattr(kernel.rows, "independent", False) or not potential.plates:
-        return 1.0
-    return min(plate.size // plate.batch_size for plate in potential.plates.values())
 
 
 # -- what a run has cost ---------------------------------------------------------------------------------------------
