@@ -293,9 +293,7 @@ KERNELS = {
     "baoab": lambda: SGHMC(models.gaussian, friction=5.0, integrator="BAOAB", **SMALL),
     "saga": lambda: SGHMC(models.gaussian, friction=5.0, gradient=SAGA(), **SMALL),
     "svrg": lambda: SGHMC(models.gaussian, friction=5.0, gradient=SVRG(10), **SMALL),
-    "centre": lambda: SGHMC(
-        models.gaussian, friction=5.0, gradient=ControlVariate({"mu": jnp.asarray(0.7)}), **SMALL
-    ),
+    "centre": lambda: SGHMC(models.gaussian, friction=5.0, gradient=ControlVariate({"mu": jnp.asarray(0.7)}), **SMALL),
     "tuned": lambda: SGHMC(models.gaussian, batch_size=models.B),
     "tuned sgnht": lambda: SGNHT(models.gaussian, batch_size=models.B),
 }

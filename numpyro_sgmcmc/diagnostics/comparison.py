@@ -50,7 +50,8 @@ def compare(idata: Any, reference: Any) -> Summary:
     common = [name for name in ours if name in theirs]
     if not common:
         raise ValueError(
-            f"idata has the sites {', '.join(map(repr, ours))}, reference {', '.join(map(repr, theirs))}: none in common."
+            f"idata has the sites {', '.join(map(repr, ours))}, reference {', '.join(map(repr, theirs))}: none in "
+            "common."
         )
     for name in common:
         if ours[name].shape[2:] != theirs[name].shape[2:]:
@@ -78,8 +79,8 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
         return {str(key): np.asarray(x.transpose("chain", "draw", ...)) for key, x in group.data_vars.items()}
     if not isinstance(draws, Mapping):
         raise TypeError(
-            f"{name}={type(draws).__name__}: give an MCMC that has run, ArviZ's InferenceData or DataTree, or a dict of "
-            "arrays of shape (chains, draws, ...)."
+            f"{name}={type(draws).__name__}: give an MCMC that has run, ArviZ's InferenceData or DataTree, or a dict "
+            "of arrays of shape (chains, draws, ...)."
         )
     found = {str(key): np.asarray(x) for key, x in draws.items()}
     for key, x in found.items():

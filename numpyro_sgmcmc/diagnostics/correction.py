@@ -151,7 +151,9 @@ def corrected(
     )
 
 
-def _sandwich(kernel: SGMCMC, draws: Draws, g: np.ndarray, model_args: tuple, model_kwargs: Any, key: Any) -> np.ndarray:
+def _sandwich(
+    kernel: SGMCMC, draws: Draws, g: np.ndarray, model_args: tuple, model_kwargs: Any, key: Any
+) -> np.ndarray:
     n, d = draws.flat.shape
     if n < 10 * d:
         raise ValueError(f'covariance="sandwich" needs 10 draws for each of {d} coordinates, and has {n}.')
@@ -188,4 +190,3 @@ def _root(matrix: np.ndarray) -> np.ndarray:
     """Of a symmetric matrix without negative eigenvalues."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
-

@@ -158,4 +158,3 @@ def unravel_of(potential: ModelPotential) -> Any:
 def at_draws(fn: Any, *arrays: Any) -> Any:
     """``fn`` of each draw, ``TOGETHER`` at a time."""
     return lax.map(lambda rest: fn(*rest), arrays, batch_size=TOGETHER)
-

@@ -25,7 +25,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.types import Dynamics, Evaluation, Integrator, Phase
+from numpyro_sgmcmc.types import Dynamics, Evaluation, Integrator
 from numpyro_sgmcmc.utils import noise
 
 TRIES = 8  # steps for each draw of noise, of which B is found by least squares

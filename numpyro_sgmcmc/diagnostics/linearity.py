@@ -34,14 +34,13 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
     :param int max_draws: draws that are looked at, over all chains; two minibatches each, or all rows where these are
         few.
     :param model_kwargs: keyword arguments of the model.
-    :return: a mapping from each site to a dict with ``value``, the least :math:`R^2` of its coordinates, ``r2``, those of
-        all, and a ``verdict``.
+    :return: a mapping from each site to a dict with ``value``, the least :math:`R^2` of its coordinates, ``r2``, those
+        of all, and a ``verdict``.
     :raises ValueError: no run yet; fewer draws than four for each coordinate.
 
     **References:**
 
-    1. *Control Variates for Stochastic Gradient MCMC*, J. Baker, P. Fearnhead, E. B. Fox, C. Nemeth (2019), lemma 1: the
-       noise of a control variate is that of the score's deviation from its value at the centre
+    1. *Control Variates for Stochastic Gradient MCMC*, J. Baker, P. Fearnhead, E. B. Fox, C. Nemeth (2019), lemma 1
 
     **Example**
 
@@ -114,4 +113,3 @@ def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray
         residual += ((one - line) * (other - line)).sum(0)
         total += ((one - one.mean(0)) * (other - other.mean(0))).sum(0)
     return 1 - residual / np.where(total > 0, total, np.nan)
-

@@ -293,9 +293,7 @@ def _scores(draws: Draws, found: Gradients) -> dict[str, Line]:
     limit = bound(2 * len(draws.names), len(draws.z))
     zero = (of.gradient, of.gradient_error, np.abs(of.gradient) / of.scale)
     shift = (of.shift, of.shift_error, np.abs(of.shift))
-    lines["score"] = _identity(
-        "E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd"
-    )
+    lines["score"] = _identity("E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd")
     one = (of.virial - 1, of.virial_error, np.abs(of.virial - 1))
     inflation = (of.inflation, of.inflation_error, np.abs(of.inflation))
     lines["virial"] = _identity(
