@@ -6,6 +6,7 @@ from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_no
 from numpyro_sgmcmc.diagnostics.halving import step_halving
 from numpyro_sgmcmc.diagnostics.linearity import score_linearity
 from numpyro_sgmcmc.diagnostics.summary import summary
+from numpyro_sgmcmc.diagnostics.to_arviz import to_arviz
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
@@ -54,6 +55,7 @@ __all__ = [
     "shuffle_rows",
     "step_halving",
     "summary",
+    "to_arviz",
     "weighted_summary",
     "weights",
 ]

@@ -105,8 +105,9 @@ def test_a_funnel_is_not_linear_and_a_normal_law_is():
     bent = run(SGHMC(funnel, step_size=0.02, friction=1.0, steps_per_sample=20, init_strategy=start))
     found = score_linearity(bent)
     assert found.verdict == "wrong", str(found)
+    few = run(SGHMC(models.gaussian, step_size=0.1), num_samples=10, num_chains=1)
     with pytest.raises(ValueError, match="it needs 12"):
-        score_linearity(straight, X, max_draws=10)
+        score_linearity(few)
 
 
 # -- corrected ------------------------------------------------------------------------------------------------------
