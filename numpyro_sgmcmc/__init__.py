@@ -2,6 +2,7 @@
 
 from numpyro_sgmcmc.diagnostics.comparison import compare
 from numpyro_sgmcmc.diagnostics.correction import corrected
+from numpyro_sgmcmc.diagnostics.coupling import couple
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
 from numpyro_sgmcmc.diagnostics.halving import step_halving
 from numpyro_sgmcmc.diagnostics.linearity import score_linearity
@@ -47,6 +48,7 @@ __all__ = [
     "WithoutReplacement",
     "compare",
     "corrected",
+    "couple",
     "find_mode",
     "gradient_noise",
     "resample",
