@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
@@ -62,17 +61,12 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     def value(x):
         return np.asarray(x) if several else np.asarray(x).item()
 
-    def inflation(h, variance):
-        phase = kernel._tuner(kernel._chain).phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
-        return jnp.abs(kernel.dynamics.inflation(phase, h, variance)).max()
-
-    inflation = jax.vmap(inflation) if several else inflation
     found = {
         "step_size": value(tuning.step_size),
         "steps_per_sample": value(tuning.num_steps),
         "gradient": kernel.gradient,
         "gradient_noise": value(tuning.variance.max(-1)),
-        "predicted_inflation": value(inflation(tuning.step_size, tuning.variance)),
+        "predicted_inflation": value(tuning.inflation),
         "coordinates": tuning.coordinates,
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},

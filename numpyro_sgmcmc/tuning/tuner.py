@@ -50,6 +50,7 @@ class Tuning(NamedTuple):
     - **moments** - of the round under way.
     - **passes** - over the data so far, in search and warm-up.
     - **scores** - see :class:`Scores`.
+    - **inflation** - relative variance that the gradient's noise adds, to first order, in the worst coordinate.
     """
 
     coordinates: Coordinates
@@ -62,6 +63,7 @@ class Tuning(NamedTuple):
     moments: Moments
     passes: jax.Array
     scores: "Scores"
+    inflation: jax.Array
 
 
 class Scores(NamedTuple):
@@ -107,6 +109,7 @@ class Tuner:
             Moments.zeros(chains, coordinates),
             zero,
             Scores(zero, zero, zero),
+            zero,
         )
 
     def before(
@@ -197,6 +200,7 @@ class Tuner:
             coordinates=tuning.coordinates._replace(scale=scale),
             variance=variance,
             step_size=h,
+            inflation=self._inflation(h, variance),
             num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
             moments=jax.tree.map(jnp.zeros_like, tuning.moments),
         )
@@ -231,14 +235,16 @@ class Tuner:
         pairs = jax.vmap(one)(x, random.split(rng_key, len(x)))
         return pairs[:, 0], pairs[:, 1]
 
+    def _inflation(self, h: jax.Array, variance: jax.Array) -> jax.Array:
+        phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
+        return jnp.abs(self.dynamics.inflation(phase, h, variance)).max().astype(variance.dtype)
+
     def _step_size(self, variance: jax.Array, largest: jax.Array) -> jax.Array:
         """The largest of a falling row of steps that the noise allows."""
         steps = largest * 2.0 ** (-jnp.arange(64, dtype=variance.dtype) / 4)
 
         def allowed(h):
-            phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
-            inflation = jnp.abs(self.dynamics.inflation(phase, h, variance)).max()
-            return (h * h * variance.max() / 4 <= HEAT) & (inflation <= INFLATION)
+            return (h * h * variance.max() / 4 <= HEAT) & (self._inflation(h, variance) <= INFLATION)
 
         return steps[jnp.argmax(jax.vmap(allowed)(steps))]
 
