@@ -52,12 +52,15 @@ ASSIGNED = 1000  # pairs that are matched anew in all coordinates together
 class Coupled(Summary):
     """
     - **bound** - site -> bounds for its coordinates, in sds.
-    - **joint** - of all coordinates together, in the unconstrained units of z, and **lower**: at least so far apart.
+    - **joint** - of all coordinates together, in the unconstrained units of z.
+    - **lower** - like ``bound``: they are at least so far apart.
+    - **trace** - the distance of each pair of chains at each draw, shape ``(chains, draws)``.
     """
 
     bound: dict[str, np.ndarray]
     joint: float
     lower: dict[str, np.ndarray]
+    trace: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
         )
     found = Coupled("Distance to the draws with exact gradients, in sds", lines)
     found.bound, found.lower, found.joint = by_site, lower_by_site, joint
+    found.trace = np.sqrt(((x - y) ** 2).sum(-1))
     return found
 
 

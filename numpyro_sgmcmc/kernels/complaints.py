@@ -1,6 +1,6 @@
 """
-What is told of a run at its end, from what every draw says of itself: :class:`Monitor`. It costs a compiled step no more
-than a few numbers, and a right run ends without a word.
+What is told of a run at its end, from what every draw says of itself: :class:`Monitor`. That costs a compiled step no
+more than a few numbers, and a right run ends without a word.
 """
 
 from typing import Any, NamedTuple
