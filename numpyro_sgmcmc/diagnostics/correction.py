@@ -173,9 +173,9 @@ def _row_scores(kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: A
     def over_rows(potential, mean, key):
         unravel = unravel_of(potential)
         energy = lambda z, row, k: potential.per_row(unravel(z), row, k).sum()  # noqa: E731
-        ((name, plate),) = potential.plates.items() if len(potential.plates) == 1 else [("", None)]
-        if plate is None:
+        if len(potential.plates) != 1:
             potential.per_row(unravel(mean), {}, key)  # says what is missing
+        ((name, plate),) = potential.plates.items()
         count = min(ROWS, plate.size)
         rows = random.choice(key, plate.size, (count,), replace=False) if count < plate.size else jnp.arange(count)
         scores = at_draws(lambda row: jax.grad(energy)(mean, {name: row[None].astype(jnp.int32)}, key), rows)

@@ -144,8 +144,8 @@ def couple(
             "looks at the step size."
         )
     kept = next(iter(latent_draws(mcmc).values())).shape[1]
-    num_samples = kept if num_samples is None else checked_count("num_samples", num_samples)
-    left_out = num_samples // 4 if num_warmup is None else num_warmup
+    kept = kept if num_samples is None else checked_count("num_samples", num_samples)
+    left_out = kept // 4 if num_warmup is None else int(num_warmup)
     size = int(np.prod([plate.size for plate in plates.values()]))
     plain = isinstance(kernel.gradient, Minibatch)
     chosen = gradient or ("full" if size <= ALL_ROWS or not plain else "control")
@@ -162,7 +162,7 @@ def couple(
         estimator = ControlVariate(centre)
         start = on_model(same, lambda potential, key: estimator.start(potential, centre, key), model_args, model_kwargs)
         partner, partners = _with_gradient(same, states, estimator, [start(rng_key)] * len(states))
-    total = left_out + num_samples
+    total = left_out + kept
     # one key for both: the same rows, the same noise
     x = go_on(same, states, model_args, model_kwargs, total, rng_key)[:, left_out:]
     y = go_on(partner, partners, model_args, model_kwargs, total, rng_key)[:, left_out:]

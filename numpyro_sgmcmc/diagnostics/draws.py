@@ -71,6 +71,7 @@ def arguments_of(mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any])
 
 def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
     """Constrained draws of the latent sites, without deterministic ones, shape ``(chains, draws, ...)``."""
+    assert mcmc.last_state is not None
     latents = set(mcmc.last_state.z)
     samples = mcmc.get_samples(group_by_chain=True)
     return {name: np.asarray(x) for name, x in samples.items() if name in latents}
@@ -134,7 +135,7 @@ def states_of(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
     """The state of each chain by itself."""
     if jnp.ndim(state.i) == 0:
         return [state]
-    axes = SGMCMCState(**dict.fromkeys(SGMCMCState._fields, 0))
+    axes: Any = (0,) * len(SGMCMCState._fields)
     if kernel._chain.tuned and jnp.ndim(state.tuning.step_size) == 0:
         axes = axes_of_chains(kernel._chain)
     chains = len(np.asarray(state.i))

@@ -91,8 +91,8 @@ def step_halving(
     model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
     checked_choice("vary", vary, ("step_size", "batch_size"))
     kept = next(iter(latent_draws(mcmc).values())).shape[1]
-    num_samples = kept if num_samples is None else checked_count("num_samples", num_samples)
-    left_out = num_samples // 4 if num_warmup is None else num_warmup
+    kept = kept if num_samples is None else checked_count("num_samples", num_samples)
+    left_out = kept // 4 if num_warmup is None else int(num_warmup)
     potential = potential_of(kernel, model_args, model_kwargs)
     plates = potential.plates
     states = last_states(kernel, state)
@@ -106,10 +106,10 @@ def step_halving(
     runs = []
     for options, key in zip(({}, change), keys):
         changed, begun = altered(kernel, states, plates, **options)
-        runs.append(go_on(changed, begun, model_args, model_kwargs, left_out + num_samples, key)[:, left_out:])
+        runs.append(go_on(changed, begun, model_args, model_kwargs, left_out + kept, key)[:, left_out:])
     names, sites = coordinate_names(potential.prototype)
     shapes = {site: potential.prototype[site].shape for site in dict.fromkeys(sites)}
-    lines = _compared(*runs, factor, names, np.asarray(sites), shapes)
+    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes)
     what = "half the step size" if vary == "step_size" else "twice the batch"
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     return Summary(f"The change by {what}", lines, note)

@@ -149,9 +149,9 @@ def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
     """The thermostats that balance noise of this variance; ``()`` for a dynamics without."""
     if not isinstance(dynamics, Thermostatted):
         return ()
-    unit: Any = replace(dynamics, inverse_mass_matrix=1.0)  # pyright: ignore[reportCallIssue]
-    s2 = jnp.asarray(s2)
-    return np.asarray(unit.balanced(unit.init(0 * s2, 0 * s2), jnp.asarray(h), s2).thermostat)
+    part: Any = dynamics
+    unit, heat = replace(part, inverse_mass_matrix=1.0), jnp.asarray(s2)
+    return np.asarray(unit.balanced(unit.init(0 * heat, 0 * heat), jnp.asarray(h), heat).thermostat)
 
 
 def _scale(kernel: SGMCMC, state: SGMCMCState, draws: Draws) -> np.ndarray:

@@ -125,7 +125,7 @@ def _takes_arguments(mcmc: MCMC) -> bool:
 def _cost(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | None) -> dict[str, Line]:
     chains = mcmc.num_chains
     kept = next(iter(latent_draws(mcmc).values())).shape[1]
-    wraps = np.asarray(Marks.of(np.asarray(state.marks)).wraps, float)
+    wraps = np.asarray(Marks.of(state.marks).wraps, float)
     steps = float((np.asarray(state.i, float) + 2.0**32 * wraps).max())
     h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(chains, -1)
     last = h[:, -1].mean()

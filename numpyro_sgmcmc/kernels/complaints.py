@@ -93,7 +93,8 @@ def report(monitor: Monitor) -> None:
     elif not stuck.size:
         of = Monitor(*(part if isinstance(part, tuple) else np.asarray(part)[kept] for part in monitor))
         scores = (score[:, -1] for score in (of.gradient, of.virial, of.r_hat))
-        _report_check(*scores) or _report_doubts(of, h)
+        if not _report_check(*scores):
+            _report_doubts(of, h)
     if np.asarray(monitor.data_changed).any():
         _warn(
             "the run was resumed with other data than it was started with. What the state holds of the data "
