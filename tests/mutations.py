@@ -70,7 +70,7 @@ FAULTS = [
           "test_compare:sandwich"),
     Fault("coupling: pairs alone", "coupling", "np.minimum(paired, ranked)", "paired", "test_coupling:three_times"),
     Fault("Stein: no trace", "stein", "(cross + d)", "cross", "test_stein:definition or right_draws"),
-    Fault("to_arviz: rows shifted", "to_arviz", "rows = numbers[first : first + length]",
+    Fault("to_arviz: rows shifted", "log_likelihood", "rows = numbers[first : first + length]",
           "rows = np.roll(numbers, 1)[first : first + length]", "test_to_arviz:log_likelihood"),
     Fault("report: never unmixed", "complaints", "NEVER_MIXED = 2.0", "NEVER_MIXED = 200.0", "test_report:never_mixed"),
     Fault("report: a warm temperature", "complaints", "OFF = 0.1 ", "OFF = 0.9 ",

@@ -3,7 +3,6 @@
 import functools
 from importlib.util import find_spec
 import json
-import sys
 import warnings
 
 import arviz as az
@@ -73,7 +72,7 @@ def exact(mcmc):
 def test_log_likelihood_of_all_rows_in_chunks(chunk, monkeypatch):
     mcmc = run()
     if chunk is not None:
-        monkeypatch.setattr(sys.modules["numpyro_sgmcmc.diagnostics.to_arviz"], "chunk_length", lambda *args: chunk)
+        monkeypatch.setattr("numpyro_sgmcmc.diagnostics.log_likelihood.chunk_length", lambda *args: chunk)
     found = to_arviz(mcmc, log_likelihood=True).log_likelihood["obs"]
     assert found.dims == ("chain", "draw", "N")
     np.testing.assert_allclose(found.values, exact(mcmc), rtol=1e-4, atol=1e-4)

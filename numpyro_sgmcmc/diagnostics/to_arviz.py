@@ -14,20 +14,17 @@ from typing import Any
 
 import arviz as az
 import jax
-from jax import lax
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 import xarray as xr
 
 from numpyro_sgmcmc.diagnostics.correction import Corrected
-from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, latent_draws, on_model
+from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run
+from numpyro_sgmcmc.diagnostics.log_likelihood import log_likelihood_of
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.weights import weights
-from numpyro_sgmcmc.gradients.full_pass import chunk_length
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.types import Plate
 from numpyro_sgmcmc.utils.validation import checked_count
 
 
@@ -103,7 +100,7 @@ def to_arviz(
     _replace(idata, "sample_stats", _dataset(idata, "sample_stats").assign(_statistics(mcmc)))
     if log_likelihood is not False:
         rows = None if log_likelihood is True else checked_count("log_likelihood", log_likelihood)
-        _replace(idata, "log_likelihood", _log_likelihood(mcmc, kernel, args, kwargs, rows, seed))
+        _replace(idata, "log_likelihood", log_likelihood_of(mcmc, kernel, args, kwargs, rows, seed))
     return idata
 
 
@@ -134,9 +131,6 @@ def _statistics(mcmc: MCMC) -> dict[str, Any]:
             own = tuple(f"{key}_dim_{k}" for k in range(np.ndim(value) - 2))
             added[key] = (dims + own, np.asarray(value))
     return added
-
-
-# -- attributes ------------------------------------------------------------------------------------------------------
 
 
 def _settings(mcmc: MCMC, kernel: SGMCMC) -> dict[str, Any]:
@@ -176,84 +170,3 @@ def _versions() -> dict[str, str]:
     return {"numpyro_sgmcmc": numpyro_sgmcmc.__version__} | {
         name: version(name) for name in ("numpyro", "jax", "arviz")
     }
-
-
-# -- the log-likelihood ----------------------------------------------------------------------------------------------
-
-
-def _log_likelihood(
-    mcmc: MCMC, kernel: SGMCMC, args: tuple, kwargs: Mapping[str, Any], count: int | None, seed: int
-) -> xr.Dataset:
-    """Of all rows, or of ``count`` of them, of the largest minibatched plate; in chunks of rows."""
-    draws = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in latent_draws(mcmc).items()}
-    chains = mcmc.num_chains
-    about: dict[str, Any] = {}
-
-    def one(potential, values, rows):
-        trace = potential._trace(potential.unconstrain(values), rows, None)
-        found = {}
-        for name, site in trace.items():
-            if site["type"] == "sample" and site["is_observed"]:
-                value = site["fn"].log_prob(site["value"])
-                frames = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
-                about[name] = [frames.get(k - value.ndim, f"{name}_dim_{k}") for k in range(value.ndim)]
-                found[name] = value
-        return found
-
-    def chunk(potential, values, rows):
-        every = {name: jnp.arange(plate.size, dtype=jnp.int32) for name, plate in potential.plates.items()}
-        return lax.map(lambda values: one(potential, values, every | rows), values, batch_size=8)
-
-    def sizes(potential):
-        plates = potential.plates
-        about["plates"] = plates
-        if plates:
-            name = _largest(plates)
-            z = {name: x[0] for name, x in draws.items()}
-            about["length"] = chunk_length(
-                lambda rows: one(potential, z, potential.some_rows() | rows), {name: plates[name]}
-            )
-        return jnp.zeros(())
-
-    on_model(kernel, sizes, args, kwargs)()
-    plates = about["plates"]
-    evaluate = on_model(kernel, chunk, args, kwargs)
-    if not plates:
-        whole = evaluate(draws, {})
-        return _as_dataset([whole], about, chains, "", np.zeros(0))
-    name = _largest(plates)
-    size = plates[name].size
-    numbers = np.arange(size)
-    if count is not None:
-        if count > size:
-            raise ValueError(f"log_likelihood={count}: plate {name!r} has {size} rows. Use log_likelihood=True.")
-        numbers = np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
-    length = min(about["length"], len(numbers))
-    parts = []
-    for first in range(0, len(numbers), length):
-        rows = numbers[first : first + length]
-        padded = np.resize(rows, length)  # one length, one program
-        parts.append(jax.tree.map(np.asarray, evaluate(draws, {name: jnp.asarray(padded, jnp.int32)})))
-        axes = {site: 1 + about[site].index(name) for site in parts[-1] if name in about[site]}
-        parts[-1] = {
-            site: np.take(x, np.arange(len(rows)), axes[site]) if site in axes else x for site, x in parts[-1].items()
-        }
-    return _as_dataset(parts, about, chains, name, numbers)
-
-
-def _largest(plates: Mapping[str, Plate]) -> str:
-    return max(plates, key=lambda name: plates[name].size)
-
-
-def _as_dataset(parts: list, about: Mapping[str, Any], chains: int, plate: str, numbers: np.ndarray) -> xr.Dataset:
-    variables = {}
-    for site in parts[0]:
-        dims = about[site]
-        if plate in dims:
-            value = np.concatenate([np.asarray(part[site]) for part in parts], 1 + dims.index(plate))
-        else:
-            value = np.asarray(parts[0][site])
-        variables[site] = (("chain", "draw", *dims), value.reshape(chains, -1, *value.shape[1:]))
-    draws = next(iter(variables.values()))[1].shape[1]
-    coords = {"chain": np.arange(chains), "draw": np.arange(draws)} | ({plate: numbers} if plate else {})
-    return xr.Dataset(variables, coords=coords)
