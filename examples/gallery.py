@@ -58,7 +58,7 @@ def shown(args):
 
 def expect_refusals():
     """Suppress the warning about chains that stand still, for programs that try too large step sizes on purpose."""
-    warnings.filterwarnings("ignore", ".* refused every step|the kinetic temperature")
+    warnings.filterwarnings("ignore", ".* refused every step|the kinetic temperature|the draws are doubtful")
 
 
 def ratio(a, b):

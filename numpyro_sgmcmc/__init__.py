@@ -1,6 +1,14 @@
 """Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, step_size=..., batch_size=...))``."""
 
+from numpyro_sgmcmc.diagnostics.comparison import compare
+from numpyro_sgmcmc.diagnostics.correction import corrected
+from numpyro_sgmcmc.diagnostics.coupling import couple
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
+from numpyro_sgmcmc.diagnostics.halving import step_halving
+from numpyro_sgmcmc.diagnostics.linearity import score_linearity
+from numpyro_sgmcmc.diagnostics.stein import kernel_stein_discrepancy
+from numpyro_sgmcmc.diagnostics.summary import summary
+from numpyro_sgmcmc.diagnostics.to_arviz import to_arviz
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
@@ -39,11 +47,19 @@ __all__ = [
     "Splitting",
     "WithReplacement",
     "WithoutReplacement",
+    "compare",
+    "corrected",
+    "couple",
     "find_mode",
     "gradient_noise",
+    "kernel_stein_discrepancy",
     "resample",
+    "score_linearity",
     "settings",
     "shuffle_rows",
+    "step_halving",
+    "summary",
+    "to_arviz",
     "weighted_summary",
     "weights",
 ]

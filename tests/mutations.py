@@ -46,6 +46,35 @@ ANCHORS = "test_gradients:mean test_product:Control or SVRG test_minibatch_laws:
 SAGAS = "test_gradients:mean or algorithm test_product:SAGA"
 # fmt: off
 FAULTS = [
+    # what a run says about itself
+    Fault("linear law: noise in phase", "linear_law", "white - _of_epochs(safe, G, round(epoch)) / epoch", "white",
+          "test_summary:reshuffled_noise"),
+    Fault("linear law: noise of the step", "linear_law", 'np.einsum("dik,djk->dij", B, B)',
+          '1.05 * np.einsum("dik,djk->dij", B, B)', "test_summary:laws_that_are_known"),
+    Fault("scores: own coordinates alone", "scores", "mixed = s @ correlation", "mixed = s",
+          "test_summary:correlated_coordinates"),
+    Fault("scores: mean of the control not known", "scores", "away = control - known",
+          "away = control - control.mean(0)", "test_summary:leaves_no_noise"),
+    Fault("errors: independent draws", "monte_carlo", "np.sqrt(effective(x))", "np.sqrt(x.shape[0] * x.shape[1])",
+          "test_compare:independent_draws_are test_summary:with_memory"),
+    Fault("halving: not extrapolated", "halving", "factor * weight * change", "weight * change",
+          "test_halving:found_and_extrapolated or twice_the_batch"),
+    Fault("halving: noise of the old batch", "continued", "v * less", "v", "test_halving:half_their_step"),
+    Fault("compare: in our own units", "comparison", "theirs.std((0, 1))", "ours.std((0, 1))",
+          "test_compare:may_be_compared"),
+    Fault("linearity: one gradient twice", "linearity", "(one - line) * (other - line)", "(one - line) ** 2",
+          "test_compare:r2_is_that"),
+    Fault("corrected: variance for sd", "predicted", "1 / np.sqrt(np.maximum(1 + inflation, 1e-12))",
+          "1 / np.maximum(1 + inflation, 1e-12)", "test_compare:known_inflation"),
+    Fault("sandwich: of unit draws", "correction", "@ np.linalg.inv(_root(covariance))", "",
+          "test_compare:sandwich"),
+    Fault("coupling: pairs alone", "coupling", "np.minimum(paired, ranked)", "paired", "test_coupling:three_times"),
+    Fault("Stein: no trace", "stein", "(cross + d)", "cross", "test_stein:definition or right_draws"),
+    Fault("to_arviz: rows shifted", "log_likelihood", "rows = numbers[first : first + length]",
+          "rows = np.roll(numbers, 1)[first : first + length]", "test_to_arviz:log_likelihood"),
+    Fault("report: never unmixed", "run_checks", "NEVER_MIXED = 2.0", "NEVER_MIXED = 200.0", "test_report:never_mixed"),
+    Fault("report: a warm temperature", "run_checks", "OFF = 0.1 ", "OFF = 0.9 ",
+          "test_report:little_off or predicts"),
     # what the warm-up finds
     Fault("coordinates: not transposed", "coordinates", "product(self.scale.T,", "product(self.scale,",
           "test_tuning:gradients_in_x"),
@@ -230,8 +259,8 @@ FAULTS = [
     # what is told
     Fault("report: a run in the wrong order", "report", "np.asarray(packed)[:, 0, 0]", "np.asarray(packed)[0, :, 0]",
           "test_report:bar"),
-    Fault("report: nothing is hot", "report", "HOT, COLD = 2.0", "HOT, COLD = 1e9", "test_report:take_up"),
-    Fault("report: always hot", "report", "HOT, COLD = 2.0", "HOT, COLD = 0.2", "test_report:right"),
+    Fault("report: nothing is hot", "run_checks", "HOT, COLD = 2.0", "HOT, COLD = 1e9", "test_report:take_up"),
+    Fault("report: always hot", "run_checks", "HOT, COLD = 2.0", "HOT, COLD = 0.2", "test_report:right"),
     Fault("fingerprint: shapes alone", "fingerprint", " + np.ascontiguousarray(leaf, dtype).tobytes()", "",
           "test_report:other"),
     # the loop

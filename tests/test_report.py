@@ -15,6 +15,7 @@ import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
 from numpyro_sgmcmc.kernels.report import Bar
+from numpyro_sgmcmc.kernels.run_checks import report
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
 N = 2000
@@ -71,7 +72,7 @@ def test_noise_that_the_friction_cannot_take_up():
     """The temperature is about 16, and single draws are as cold as those of a right run."""
     mcmc = make(batch_size=10, rows=WithoutReplacement(), num_samples=300)
     (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
-    assert "kinetic temperature" in message
+    assert "kinetic temperature of the run" in message
     assert mcmc.get_extra_fields()["monitor"].temperature.min() < 2
 
 
@@ -213,3 +214,83 @@ def test_a_compiled_transition_calls_no_python(kernel_class):
     jaxpr = jax.make_jaxpr(lambda state: kernel.sample(state, (models.ROWS,), {}))(state)
     assert not jaxpr.effects
     assert "callback" not in str(jaxpr)
+
+
+def told_of_doubts(run):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [
+        str(w.message) for w in caught if "doubtful" in str(w.message) or "temperature of the run" in str(w.message)
+    ]
+
+
+def at(w, num_chains=2):
+    return {"w": jnp.broadcast_to(jnp.asarray(w, jnp.float32), (num_chains, 2))}
+
+
+NEAR = [1.0, -1.0]
+
+
+@pytest.mark.optimised
+def test_a_temperature_that_is_a_little_off():
+    """By minibatch noise, h s^2 / (2 D): too little for a factor of 2, and certain."""
+    options = {"batch_size": 100, "rows": WithoutReplacement(), "num_samples": 2000, "step_size": 4e-3}
+    mcmc = make(**options)
+    (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params=at(NEAR)))
+    assert "kinetic temperature is 1." in message and "batch_size" in message and "step_size" in message
+    quiet = make(**options | {"batch_size": 1500})
+    assert told_of_doubts(lambda: quiet.run(random.key(0), X, Y, init_params=at(NEAR))) == []
+
+
+@pytest.mark.optimised
+@methods
+def test_chains_that_never_mixed(method):
+    """Of a posterior with two modes, a chain in each."""
+    kernel = SGHMC(two_modes, step_size=0.1, friction=1.0, steps_per_sample=10)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=10,
+        num_samples=200,
+        num_chains=2,
+        chain_method=METHODS[method],
+        progress_bar=False,
+    )
+    (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), init_params={"z": jnp.array([-20.0, 20.0])}))
+    assert "never mixed" in message and "steps_per_sample" in message
+    assert told_of_doubts(lambda: mcmc.run(random.key(0), init_params={"z": jnp.array([20.0, 20.0])})) == []
+
+
+def two_modes():
+    mixture = dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), dist.Normal(jnp.array([-20.0, 20.0]), 1.0))
+    numpyro.sample("z", mixture)
+
+
+@pytest.mark.optimised
+def test_a_start_far_from_the_mode():
+    kernel = SGLD(logistic, step_size=3e-5, batch_size=500)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=2000, progress_bar=False)
+    (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params={"w": jnp.array([-6.0, 6.0])}))
+    assert "still falling" in message and "num_warmup" in message
+    assert told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params={"w": jnp.array(NEAR)})) == []
+
+
+def test_an_inflation_that_the_warm_up_predicts():
+    """What the monitor of a tuned state says, and what is made of it."""
+    mcmc = make(step_size=None, friction=1.0, steps_per_sample=None, num_samples=10)
+    mcmc.run(random.key(0), X, Y)
+    monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
+    assert (np.asarray(monitor.inflation) == np.asarray(mcmc.last_state.tuning.inflation)).all()
+    assert told_of_doubts(lambda: report(monitor)) == []
+    (message,) = told_of_doubts(lambda: report(monitor._replace(inflation=0 * monitor.energy + 0.2)))
+    assert "by up to 20%" in message and "batch_size" in message
+
+
+@pytest.mark.optimised
+def test_right_runs_end_without_a_warning():
+    """Forty chains of their own, one after another; the false alarms of any of the lines would add up."""
+    mcmc = make(num_samples=300, batch_size=1000)
+    found = []
+    for seed in range(20):
+        found += told_of_doubts(lambda seed=seed: mcmc.run(random.key(seed), X, Y, init_params=at(NEAR)))
+    assert found == []

@@ -330,3 +330,9 @@ def test_axes_turn_to_the_noise(samples):
     turned = axes.T @ S @ axes
     assert variance.sum() == pytest.approx(np.trace(S), rel=0.15)
     np.testing.assert_allclose(variance, np.diag(turned), rtol=5 * np.sqrt(4 / samples), atol=0.05)
+
+
+def test_without_minibatches_there_is_no_control_variate():
+    """24 rows are too few for minibatches of our own, and the first of them is all of them."""
+    mcmc = tuned(SGHMC(models.gaussian), models.ROWS, num_warmup=40, num_samples=10, num_chains=2)
+    assert np.isfinite(mcmc.get_samples()["mu"]).all()

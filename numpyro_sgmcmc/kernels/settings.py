@@ -3,11 +3,10 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.kernels.report import verdict
+from numpyro_sgmcmc.kernels.run_checks import verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.tuner import Tuning
 
@@ -71,17 +70,12 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     def value(x):
         return np.asarray(x) if several else np.asarray(x).item()
 
-    def inflation(h, variance):
-        phase = kernel._tuner(kernel._chain).phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
-        return jnp.abs(kernel.dynamics.inflation(phase, h, variance)).max()
-
-    inflation = jax.vmap(inflation) if several else inflation
     found = {
         "step_size": value(tuning.step_size),
         "steps_per_sample": value(tuning.num_steps),
         "gradient": kernel.gradient,
         "gradient_noise": value(tuning.variance.max(-1)),
-        "predicted_inflation": value(inflation(tuning.step_size, tuning.variance)),
+        "predicted_inflation": value(tuning.inflation),
         "coordinates": tuning.coordinates,
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),

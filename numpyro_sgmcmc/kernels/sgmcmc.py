@@ -288,7 +288,8 @@ class SGMCMC(MCMCKernel):
     def _chain_for(self, potential: ModelPotential) -> Chain:
         """The chain with the estimator that is for this potential, where the user leaves it to us."""
         plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs
-        if self._chain.tuned and self._chain.gradient == ControlVariate() and plain:
+        gradient = self._chain.gradient
+        if self._chain.tuned and isinstance(gradient, ControlVariate) and gradient.shared and plain:
             return replace(self._chain, gradient=Minibatch())
         return self._chain
 

@@ -6,7 +6,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.kernels.report import Collected, Monitor
+from numpyro_sgmcmc.kernels.report import Collected
+from numpyro_sgmcmc.kernels.run_checks import Monitor, projection
 from numpyro_sgmcmc.types import Phase
 
 # What the key of a state is used for, a stream each. The key itself is used for nothing else.
@@ -111,7 +112,9 @@ class SGMCMCState(NamedTuple):
             jnp.full_like(self.step_size, jnp.nan) if isinstance(self.temperature, tuple) else self.temperature
         )
         changed = Marks.of(self.marks).data_changed
-        found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 6
+        found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 7
         found = [jnp.full_like(self.step_size, number) for number in found]
-        monitor = Monitor(chain, self.refused, temperature, self.step_size, changed, *found)
+        place = projection(self.phase.z, batched)
+        own = chain, self.refused, temperature, self.step_size, changed, self.potential_estimate, place
+        monitor = Monitor(*own, *found)
         return Collected.of(monitor, jnp.size(self.i) if batched else 1)

@@ -10,7 +10,7 @@ after half of the warm-up is frozen, and the second half checks it.
 In coordinates where the posterior is round and of unit width, a step h is as large as the word and the noise of the
 gradient, of variance :math:`s^2`, allow:
 
-.. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 1, \qquad
+.. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 0.5, \qquad
     \text{inflation}(h, s^2) \le 0.02,
 
 the last of which holds for the words that take no noise out of what they inject. A draw takes :math:`1 / h` steps.
@@ -35,7 +35,7 @@ CHECKED = 20 * BLOCKS  # transitions of a warm-up whose second half is long enou
 PROBES = 1000  # places at which the noise of the gradient is measured, at least, and 2 for each coordinate
 INFLATION = 0.02  # of the variance, by the noise of the gradient
 FORGOTTEN = 0.04  # h^2 s^2 / 4, at most
-HEAT = 1.0  # h s^2 / 2, at most: the temperature that the noise would add, which is known to a tenth of it
+HEAT = 0.5  # h s^2 / 2, at most: the temperature that the noise would add, which is known to a tenth of it
 MOST_STEPS = 1000  # of a draw
 RED = 4.5  # a z-score beyond it halves the step
 
@@ -54,6 +54,7 @@ class Tuning(NamedTuple):
     - **moments** - of the round under way.
     - **passes** - over the data so far, in search and warm-up.
     - **scores** - see :class:`Scores`.
+    - **inflation** - relative variance that the gradient's noise adds, to first order, in the worst coordinate.
     """
 
     coordinates: Coordinates
@@ -67,11 +68,12 @@ class Tuning(NamedTuple):
     moments: Moments
     passes: jax.Array
     scores: "Scores"
+    inflation: jax.Array
 
     @property
     def told(self) -> list[jax.Array]:
-        """What a run tells of it: steps of a draw, largest variance of the noise, passes, scores."""
-        return [self.num_steps, self.variance.max(), self.passes, *self.scores]
+        """What a run tells of it: steps of a draw, largest variance of the noise, passes, inflation, scores."""
+        return [self.num_steps, self.variance.max(), self.passes, self.inflation, *self.scores]
 
 
 class Scores(NamedTuple):
@@ -124,6 +126,7 @@ class Tuner:
             Moments.zeros(jnp.zeros((places, chains, d), dtype)),
             zero,
             Scores(zero, zero, zero),
+            zero,
         )
 
     def before(
@@ -226,6 +229,7 @@ class Tuner:
             coordinates=tuning.coordinates._replace(scale=scale),
             variance=variance,
             step_size=h,
+            inflation=self._inflation(h, variance),
             num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
             moments=Moments.zeros(product(tuning.moments.places, axes)),
         )
@@ -260,15 +264,18 @@ class Tuner:
         pairs = jax.vmap(one)(x, random.split(rng_key, len(x)))
         return pairs[:, 0], pairs[:, 1]
 
+    def _inflation(self, h: jax.Array, variance: jax.Array) -> jax.Array:
+        phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
+        return jnp.abs(self.dynamics.inflation(phase, h, variance)).max().astype(variance.dtype)
+
     def _step_size(self, variance: jax.Array, largest: jax.Array) -> jax.Array:
         """The largest of a falling row of steps that the noise allows."""
         steps = largest * 2.0 ** (-jnp.arange(64, dtype=variance.dtype) / 4)
 
         def allowed(h):
-            phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
-            inflation = jnp.abs(self.dynamics.inflation(phase, h, variance)).max()
             most = variance.max()
-            return (h * h * most / 4 <= FORGOTTEN) & (h * most / 2 <= HEAT) & (inflation <= INFLATION)
+            quiet = (h * h * most / 4 <= FORGOTTEN) & (h * most / 2 <= HEAT)
+            return quiet & (self._inflation(h, variance) <= INFLATION)
 
         return steps[jnp.argmax(jax.vmap(allowed)(steps))]
 

@@ -1,0 +1,344 @@
+"""
+Which diagnostic sees which fault
+=================================
+
+Ten faults are planted in runs of six models, one at a time. The picture shows which lines of ``summary`` turn red, and
+whether the fault has moved a mean by 0.3 sd or an sd by 15 %, by NUTS on the same data. The program asserts that no
+such run is called right, and that the runs without a fault are.
+"""
+
+# %%
+# The results
+# -----------
+# All runs are SGHMC with plain reshuffled minibatches of a quarter of the rows, in coordinates that are scaled by the
+# sds of NUTS, from its mean: right runs, before a fault is planted. The faults are
+#
+# - a step 4 times too large, batches 10 times too small, a friction of 0.05 and of 50 times the right one;
+# - injected noise that is 5 % and 20 % too large;
+# - N / n wrong by a factor of 2, so that each row counts twice;
+# - a start 50 sds away, with next to no warm-up;
+# - a chain that stands still;
+# - a row that is not a number.
+#
+# Where the numbers of a cell are not bold the fault has not moved anything by so much, and a line may be red or not: a
+# friction of 50 times the right one makes chains slow, which ``R-hat`` and the effective sample size see, and noise
+# that is 5 % too large widens a posterior by 5 %.
+
+import warnings
+
+from gallery import parsed, parser, save, shown
+import jax
+from jax import random
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+from tqdm import tqdm
+
+from numpyro_sgmcmc import SGMCMC, Minibatch, compare, summary
+from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+from numpyro_sgmcmc.model.potential import ModelPotential
+
+SIZE = {"num_samples": (300, 500), "models": (1, 6), "faults": (4, 10)}
+STEP, FRICTION, STEPS = 0.02, 1.0, 60
+N = 2000
+
+# %%
+# Six models
+# ----------
+
+
+def regression(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    with numpyro.plate("N", len(X)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, sigma), obs=y[rows])
+
+
+def logistic(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("N", len(X)) as rows:
+        numpyro.sample("y", dist.Bernoulli(logits=X[rows] @ w), obs=y[rows])
+
+
+def poisson(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("N", len(X)) as rows:
+        numpyro.sample("y", dist.Poisson(jnp.exp(X[rows] @ w)), obs=y[rows])
+
+
+def hierarchy(X, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    group = numpyro.sample("group", dist.Normal(0, 1).expand([8]).to_event(1))
+    with numpyro.plate("N", len(X)) as rows:
+        which = X[rows, 0].astype(int)
+        numpyro.sample("y", dist.Normal(mu + tau * group[which], 3.0), obs=y[rows])
+
+
+def mixture(X, y):
+    del X
+    mu = numpyro.sample("mu", dist.Normal(0, 3).expand([2]).to_event(1))
+    share = numpyro.sample("share", dist.Beta(2, 2))
+    parts = dist.Categorical(probs=jnp.stack([share, 1 - share]))
+    with numpyro.plate("N", len(y)) as rows:
+        components = dist.Normal(jnp.broadcast_to(mu, (*rows.shape, 2)), 1.0)
+        numpyro.sample("y", dist.MixtureSameFamily(parts, components), obs=y[rows])
+
+
+def network(X, y):
+    """Two hidden units of positive weight, told apart by their priors: one mode."""
+    w = numpyro.sample("w", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(jnp.array([-1.0, 1.0]), 0.3).to_event(1))
+    v = numpyro.sample("v", dist.Normal(1, 1).expand([2]).to_event(1))
+    with numpyro.plate("N", len(X)) as rows:
+        hidden = jnp.tanh(2 * (X[rows, :1] * w - b))
+        numpyro.sample("y", dist.Normal(hidden @ v, 0.5), obs=y[rows])
+
+
+def data(name, rng):
+    X = rng.normal(size=(N, 3)) @ np.array([[1, 0.5, 0], [0, 0.8, 0], [0, 0, 1]])
+    linear = X @ np.array([0.5, -0.5, 0.3])
+    if name == "regression":
+        y = linear + rng.normal(size=N)
+    elif name == "logistic":
+        y = (rng.random(N) < 1 / (1 + np.exp(-linear))).astype(float)
+    elif name == "poisson":
+        y = rng.poisson(np.exp(linear)).astype(float)
+    elif name == "hierarchy":
+        X = np.arange(N)[:, None] % 8 + 0.0
+        y = 1 + rng.normal(size=8)[X[:, 0].astype(int)] + 3 * rng.normal(size=N)
+    elif name == "mixture":
+        y = np.where(rng.random(N) < 0.3, -1.5, 1.5) + rng.normal(size=N)
+    else:
+        y = np.tanh(2 * (X[:, 0] + 1)) + np.tanh(2 * (X[:, 0] - 1)) + 0.5 * rng.normal(size=N)
+    return X.astype(np.float32), y.astype(np.float32)
+
+
+MODELS = {
+    "regression": regression,
+    "hierarchy": hierarchy,
+    "logistic": logistic,
+    "poisson": poisson,
+    "mixture": mixture,
+    "network": network,
+}
+
+# %%
+# Ten faults
+# ----------
+
+
+class Loud(Underdamped):
+    """Injects noise that is a share too large."""
+
+    share = 0.0
+
+    def O(self, phase, h, noise):
+        return super().O(phase, h, jax.tree.map(lambda n: (1 + self.share) * n, noise))
+
+
+class Loud5(Loud):
+    share = 0.05
+
+
+class Loud20(Loud):
+    share = 0.2
+
+
+class TwiceTheRows(Minibatch):
+    """As where a model scales its likelihood by N / n itself, and N is wrong by 2."""
+
+    def evaluate(self, potential, z, rows, gradient_state, rng_key):
+        found = super().evaluate(potential, z, rows, gradient_state, rng_key)
+        prior = jax.grad(potential.prior)(z, rng_key)
+        return found._replace(gradient=jax.tree.map(lambda g, p: 2 * g - p, found.gradient, prior))
+
+
+FAULTS = {
+    "none": {},
+    "step x 4": {"step": 4.0},
+    "batch / 10": {"batch": 0.1},
+    "friction / 20": {"friction": 0.05},
+    "friction x 50": {"friction": 50.0},
+    "noise + 5 %": {"dynamics": Loud5},
+    "noise + 20 %": {"dynamics": Loud20},
+    "N / n x 2": {"gradient": TwiceTheRows()},
+    "start 50 sds away": {"start": 50.0, "num_warmup": 2},
+    "a chain stands still": {"still": True},
+    "a bad row": {"bad": True},
+}
+
+
+def run(model, X, y, reference, args, fault, key):
+    """The summary, what was said unasked, and the errors against the reference; None where the start was refused."""
+    mean, sd = reference["mean"], reference["sd"]
+    dynamics = fault.get("dynamics", Underdamped)(
+        FRICTION * fault.get("friction", 1.0), {name: value**2 for name, value in sd.items()}
+    )
+    kernel = SGMCMC(
+        model,
+        dynamics,
+        "ABOBA",
+        fault.get("gradient"),
+        step_size=STEP * fault.get("step", 1.0),
+        batch_size=round(N / 4 * fault.get("batch", 1.0)),
+        steps_per_sample=STEPS,
+    )
+    mcmc = MCMC(
+        kernel,
+        num_warmup=fault.get("num_warmup", 100),
+        num_samples=args.num_samples,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    key_start, key = random.split(key)
+    keys = dict(zip(mean, random.split(key_start, len(mean))))
+    start = {
+        name: mean[name] + sd[name] * (random.normal(keys[name], (4, *mean[name].shape)) + fault.get("start", 0.0))
+        for name in mean
+    }
+    if fault.get("bad"):
+        y = jnp.where(jnp.arange(N) == N // 2, jnp.nan, y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            mcmc.run(key, X, y, init_params=start)
+        except ValueError:
+            return None
+    if fault.get("still"):
+        for name, x in mcmc._states["z"].items():
+            mcmc._states["z"][name] = x.at[0].set(x[0, 0])
+    errors = compare(mcmc, reference["draws"])
+    found = summary(mcmc, X, y)
+    told = [str(w.message).split(".")[0] for w in caught]
+    return (
+        found,
+        told,
+        {
+            key: max(float(np.nanmax(np.abs(line[key]), initial=0)) for line in errors.values())
+            for key in ("mean", "sd")
+        },
+    )
+
+
+def by_nuts(model, X, y, key):
+    """Draws, and mean and sd of the unconstrained values."""
+    mcmc = MCMC(
+        NUTS(model), num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized", progress_bar=False
+    )
+    mcmc.run(key, X, y)
+    potential = ModelPotential.of(model, (X, y), {}, None)
+    z = jax.jit(jax.vmap(potential.unconstrain))(mcmc.get_samples())
+    draws = {name: np.asarray(x) for name, x in mcmc.get_samples(group_by_chain=True).items()}
+    moments = {of.__name__: {name: np.asarray(of(x, 0)) for name, x in z.items()} for of in (np.mean, np.std)}
+    return {"draws": draws, "mean": moments["mean"], "sd": moments["std"]}
+
+
+# %%
+# The picture
+# -----------
+
+SHORT = {
+    "refused": "refused",
+    "kinetic_temperature": "T",
+    "r_hat": "R-hat",
+    "ess": "ESS",
+    "score": "E dU",
+    "virial": "E z dU",
+    "configurational_temperature": "T conf",
+    "inflation_by_noise": "noise",
+    "inflation_by_step": "step",
+    "stability": "stable",
+}
+
+
+def draw(table):
+    names = list(table)
+    figure, axes = plt.subplots(figsize=(2.6 * len(names) + 2, 8), layout="constrained")
+    colours = {"right": "#D9F0E5", "doubtful": "#FBE7C2", "wrong": "#F6CDB8", "refused": "#F6CDB8"}
+    for column, name in enumerate(names):
+        for row, (_, cell) in enumerate(table[name].items()):
+            axes.add_patch(plt.Rectangle((column, row), 1, 1, color=colours[cell["verdict"]]))
+            moved = f"mean {cell['mean']:.2f}, sd {cell['sd']:.0%}" if "mean" in cell else "refused at the start"
+            weight = "bold" if cell.get("moved") else "normal"
+            axes.text(column + 0.5, row + 0.3, moved, ha="center", va="center", fontsize=8, weight=weight)
+            red = [SHORT.get(key, key) for key in cell["red"]]
+            axes.text(
+                column + 0.5,
+                row + 0.68,
+                ", ".join(red[:4]) + (" ..." if len(red) > 4 else ""),
+                ha="center",
+                va="center",
+                fontsize=7,
+            )
+    axes.set_xlim(0, len(names))
+    faults = list(table[names[0]])
+    axes.set_ylim(len(faults), 0)
+    axes.set_xticks(np.arange(len(names)) + 0.5, names)
+    axes.set_yticks(np.arange(len(faults)) + 0.5, faults)
+    axes.tick_params(length=0)
+    axes.xaxis.tick_top()
+    return figure
+
+
+# %%
+# The program
+# -----------
+
+
+def main(args):
+    table = {}
+    names = list(MODELS)[: args.models]
+    faults = list(FAULTS)[: args.faults + 1]
+    progress = tqdm(total=len(names) * len(faults), desc="runs")
+    for k, name in enumerate(names):
+        X, y = map(jnp.asarray, data(name, np.random.default_rng([args.seed, k])))
+        key = random.fold_in(random.key(args.seed), k)
+        reference = by_nuts(MODELS[name], X, y, key)
+        table[name] = {}
+        for f, fault in enumerate(faults):
+            outcome = run(MODELS[name], X, y, reference, args, FAULTS[fault], random.fold_in(key, f))
+            progress.update()
+            if outcome is None:
+                table[name][fault] = {"verdict": "refused", "red": [], "told": ["not finite at the start"]}
+                continue
+            found, told, errors = outcome
+            moved = not (errors["mean"] <= 0.3 and errors["sd"] <= 0.15)
+            red = {key: line.verdict for key, line in found.lines.items() if line.verdict in ("doubtful", "wrong")}
+            table[name][fault] = {"verdict": found.verdict, "red": red, "told": told, "moved": moved, **errors}
+    report(table)
+    save(args, "diagnostics", draw(table), {"table": table})
+    if shown(args):
+        check(table)
+
+
+def report(table):
+    for name, column in table.items():
+        print(name)
+        for fault, cell in column.items():
+            moved = f"mean {cell['mean']:.2f} sd {cell['sd']:.0%}" if "mean" in cell else ""
+            red = ", ".join(SHORT.get(key, key) for key in cell["red"])
+            told = " | told" if cell["told"] else ""
+            print(f"  {fault:22} {cell['verdict']:9} {moved:22} {'MOVED' if cell.get('moved') else '':6} {red}{told}")
+
+
+# %%
+# The claims
+# ----------
+
+
+def check(table):
+    for name, column in table.items():
+        assert column["none"]["verdict"] == "right", f"{name}: a right run is called {column['none']}"
+        assert not column["none"]["told"], f"{name}: a right run ends with {column['none']['told']}"
+        for fault, cell in column.items():
+            assert not cell.get("moved") or cell["red"], f"{name}, {fault}: nothing turned red"
+
+
+if __name__ == "__main__":
+    arguments = parser(__doc__, **SIZE)
+    main(parsed(arguments, **SIZE))

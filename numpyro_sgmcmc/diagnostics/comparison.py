@@ -1,0 +1,141 @@
+r"""
+``compare(idata, reference)``: how far the draws are from those of a reference, an exact sampler perhaps.
+
+.. math::
+    \frac{\bar z - \bar z_{ref}}{s_{ref}}, \qquad \frac{s}{s_{ref}} - 1, \qquad
+    \frac{Q_p - Q_{p,ref}}{s_{ref}},
+
+each with the Monte Carlo errors of both sides added in squares. The error of a quantile is half the distance between
+the quantiles at :math:`p \pm \mathrm{se}(\hat p)`, where :math:`\hat p` is the share of draws below it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, standard_error
+from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
+
+QUANTILES = (0.05, 0.5, 0.95)
+TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15), "quantile": (0.15, 0.4)}  # doubtful, wrong
+
+
+def compare(idata: Any, reference: Any) -> Summary:
+    """
+    Errors of mean, sd and quantiles in units of the reference's sd, with the Monte Carlo errors of both sides.
+
+    :param idata: an :class:`~numpyro.infer.MCMC` that has run, ArviZ's ``InferenceData`` or ``DataTree`` with a group
+        ``posterior``, or a dict from sites to arrays of shape ``(chains, draws, ...)``.
+    :param reference: likewise, of the same model; by NUTS for example.
+    :return: a mapping from each common site to a dict of arrays of its shape: ``mean``, ``sd``, ``5%``, ``50%``,
+        ``95%``, each with its standard error as ``mean_error`` and so on, and the ``verdict`` of the worst of them.
+    :raises TypeError: not one of these.
+    :raises ValueError: no site in common, or sites of different shapes.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from numpyro_sgmcmc import compare
+        >>> rng = np.random.default_rng(0)
+        >>> wide = {"mu": 1.3 * rng.normal(size=(4, 1000))}
+        >>> found = compare(wide, {"mu": rng.normal(size=(4, 1000))})
+        >>> found.verdict, bool(abs(found["mu"]["sd"] - 0.3) < 4 * found["mu"]["sd_error"])
+        ('wrong', True)
+    """
+    ours, theirs = chains_of(idata, "idata"), chains_of(reference, "reference")
+    common = [name for name in ours if name in theirs]
+    if not common:
+        raise ValueError(
+            f"idata has the sites {', '.join(map(repr, ours))}, reference {', '.join(map(repr, theirs))}: none in "
+            "common."
+        )
+    for name in common:
+        if ours[name].shape[2:] != theirs[name].shape[2:]:
+            raise ValueError(
+                f"site {name!r} has shape {ours[name].shape[2:]} in idata and {theirs[name].shape[2:]} in reference."
+            )
+    tests = sum(int(np.prod(ours[name].shape[2:])) for name in common) * (2 + len(QUANTILES))
+    limit = bound(tests, min(len(x) for x in (*ours.values(), *theirs.values())))
+    lines = {name: _line(name, ours[name], theirs[name], limit) for name in common}
+    alone = sorted(set(ours) ^ set(theirs))
+    note = f"Only on one side: {', '.join(alone)}." if alone else ""
+    return Summary("Errors in sds of the reference", lines, note)
+
+
+def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
+    """
+    Site -> array of shape ``(chains, draws, ...)``.
+
+    :raises TypeError: nothing that holds draws.
+    """
+    if isinstance(draws, MCMC):
+        draws = draws.get_samples(group_by_chain=True)
+    elif hasattr(draws, "posterior"):
+        group = draws.posterior
+        return {str(key): np.asarray(x.transpose("chain", "draw", ...)) for key, x in group.data_vars.items()}
+    if not isinstance(draws, Mapping):
+        raise TypeError(
+            f"{name}={type(draws).__name__}: give an MCMC that has run, ArviZ's InferenceData or DataTree, or a dict "
+            "of arrays of shape (chains, draws, ...)."
+        )
+    found = {str(key): np.asarray(x) for key, x in draws.items()}
+    for key, x in found.items():
+        if x.ndim < 2 or x.shape[1] < 8:
+            raise ValueError(f"{name}[{key!r}] has shape {x.shape}; give (chains, draws, ...), with 8 draws or more.")
+    return found
+
+
+def _line(name: str, ours: np.ndarray, theirs: np.ndarray, limit: float) -> Line:
+    ours, theirs = ours.astype(float), theirs.astype(float)
+    sd = np.maximum(theirs.std((0, 1)), 1e-300)
+    details: dict[str, Any] = {}
+    worst = ("ok", 0.0, "", 0.0)
+    for key, (of, kind) in _statistics().items():
+        (first, e1), (second, e2) = of(ours), of(theirs)
+        error, value = np.hypot(e1, e2) / sd, (first - second) / sd
+        details |= {key: value, f"{key}_error": error}
+        for index in np.ndindex(*value.shape):
+            size = abs(float(value[index]))
+            verdict = graded(size, *TOLERANCE[kind]) if not size <= limit * error[index] else "ok"
+            where = f"{key}{list(index)}" if index else key
+            worst = max(worst, (verdict, size, where, float(error[index])), key=lambda w: (ORDER.index(w[0]), w[1]))
+    verdict, size, where, error = worst
+    return Line(
+        name,
+        size,
+        f"{size:.3f} +- {error:.3f}, {where}",
+        "mean .1, sd .05, quantiles .15",
+        verdict,
+        "the draws are not those of the reference.",
+        details,
+    )
+
+
+def _statistics() -> dict[str, Any]:
+    quantiles = {f"{p:.0%}": (lambda x, p=p: _quantile(x, p), "quantile") for p in QUANTILES}
+    return {"mean": (_mean, "mean"), "sd": (_sd, "sd"), **quantiles}
+
+
+def _mean(x: np.ndarray) -> tuple:
+    return x.mean((0, 1)), standard_error(x)
+
+
+def _sd(x: np.ndarray) -> tuple:
+    sd = x.std((0, 1))
+    return sd, standard_error((x - x.mean((0, 1))) ** 2) / np.maximum(2 * sd, 1e-300)
+
+
+def _quantile(x: np.ndarray, p: float) -> tuple:
+    q = np.quantile(x, p, axis=(0, 1))
+    error = np.minimum(standard_error(x <= q), 0.5)
+    columns = x.reshape(-1, *x.shape[2:]).reshape(x.shape[0] * x.shape[1], -1)
+    e = np.ravel(error)
+    ends = [
+        [np.quantile(column, np.clip(p + sign * one, 0, 1)) for column, one in zip(columns.T, e)] for sign in (-1, 1)
+    ]
+    low, high = (np.reshape(end, np.shape(q)) for end in ends)
+    return q, (high - low) / 2

@@ -1,0 +1,105 @@
+"""
+Chains that go on from the last state of a run, with another step size or other batches, and leave the run as it is.
+
+The numbers of a tuned kernel stay as they were found, but for those that are changed. NOGIN is told the variance of the
+new batches: with n of N rows it is proportional to 1 / n - 1 / N.
+"""
+
+from collections.abc import Mapping
+import copy
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.diagnostics.draws import on_model, states_of
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.model.coordinates import raveled
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.tuning.schedules import Constant
+from numpyro_sgmcmc.types import Plate
+
+
+def altered(
+    kernel: SGMCMC,
+    states: list[SGMCMCState],
+    plates: Mapping[str, Plate],
+    *,
+    step: float = 1.0,
+    longer: int = 1,
+    batch: int = 1,
+) -> tuple[SGMCMC, list[SGMCMCState]]:
+    """
+    The kernel and the states with the last step size times ``step``, ``longer`` times as many steps a draw, and
+    ``batch`` times as many rows in a minibatch.
+    """
+    changed = copy.copy(kernel)
+    set_to = lambda name, value: object.__setattr__(changed, name, value)  # noqa: E731
+    if kernel.steps_per_sample is not None:
+        set_to("steps_per_sample", kernel.steps_per_sample * longer)
+    if not kernel._chain.tuned:
+        h = float(np.asarray(states[0].step_size)) * step
+        set_to("_chain", replace(kernel._chain, schedule=Constant(h)))
+    if plates:
+        set_to("batch_size", {name: plate.batch_size * batch for name, plate in plates.items()})
+    less = 1.0
+    if batch != 1 and len(plates) == 1:
+        ((_, plate),) = plates.items()
+        n, N = plate.batch_size, plate.size
+        less = (1 / (batch * n) - 1 / N) / (1 / n - 1 / N)
+
+    def of(state):
+        if kernel.integrator.needs_variance:
+            state = state._replace(auxiliary=jax.tree.map(lambda v: v * less, state.auxiliary))
+        if not kernel._chain.tuned:
+            return state
+        tuning = state.tuning
+        tuning = tuning._replace(
+            step_size=tuning.step_size * step, num_steps=tuning.num_steps * longer, variance=tuning.variance * less
+        )
+        return state._replace(tuning=tuning)
+
+    return changed, [of(state) for state in states]
+
+
+def go_on(
+    kernel: SGMCMC,
+    states: list[SGMCMCState],
+    model_args: tuple,
+    model_kwargs: Mapping[str, Any],
+    num_samples: int,
+    rng_key: jax.Array,
+) -> np.ndarray:
+    """Unconstrained draws of each chain, raveled, shape ``(chains, num_samples, d)``."""
+    keys = random.split(rng_key, len(states))
+    if not jnp.issubdtype(states[0].rng_key.dtype, jax.dtypes.prng_key) and keys.dtype != jnp.uint32:
+        keys = random.key_data(keys)
+
+    def run(potential, state):
+        def one(state, _):
+            state = kernel.sample(state, potential.args, potential.kwargs)
+            z = jax.vmap(raveled)(state.z) if state.i.ndim else raveled(state.z)
+            return state, z
+
+        return lax.scan(one, state, None, length=num_samples)[1]
+
+    draw = on_model(kernel, run, model_args, model_kwargs)
+    states = [state._replace(rng_key=key) for state, key in zip(states, keys)]
+    if kernel._chain.tuned or len(states) == 1:
+        return np.stack([np.asarray(draw(state), float) for state in states])
+    together = jax.tree.map(lambda *x: jnp.stack(x), *states)
+    return np.asarray(draw(together), float).swapaxes(0, 1)
+
+
+def last_states(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
+    """The state of each chain, its numbers on the device."""
+    return [jax.tree.map(jnp.asarray, one) for one in states_of(kernel, state)]
+
+
+def potential_of(kernel: SGMCMC, model_args: tuple, model_kwargs: Mapping[str, Any]) -> ModelPotential:
+    """The potential that the kernel samples."""
+    return ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)

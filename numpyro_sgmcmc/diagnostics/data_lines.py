@@ -1,0 +1,153 @@
+r"""
+Lines of a summary that need the data: the identities of the score (:mod:`~numpyro_sgmcmc.diagnostics.scores`), the
+configurational temperature :math:`E[(z - m) \cdot \nabla U] / d`, and the inflation that step size and minibatches
+predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted`).
+"""
+
+import numpy as np
+
+from numpyro_sgmcmc.diagnostics.draws import Draws
+from numpyro_sgmcmc.diagnostics.kept_lines import SMALLER, VARIANCE, temperature_line
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound
+from numpyro_sgmcmc.diagnostics.predicted import predicted
+from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
+from numpyro_sgmcmc.diagnostics.table import Line, graded
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.state import SGMCMCState
+
+MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
+UNCERTAIN = 0.15  # a standard error of these that shows too little
+
+
+def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
+    rows = "all rows" if found.whole else f"{found.rows} fresh rows"
+    n = draws.z.shape[0] * draws.z.shape[1]
+    lines = {"looked_at": Line("gradients looked at", n, f"{n} draws, {rows} each", details={"passes": found.passes})}
+    if draws.left_out:
+        share = draws.left_out / (n + draws.left_out)
+        lines["edge"] = Line(
+            "draws at the edge of the support",
+            share,
+            f"{share:.2%}",
+            "<= 1 %",
+            graded(share, 0.01, 0.2),
+            "values round to the edge of their support: another parametrisation, or jax_enable_x64.",
+        )
+    wrong = ~np.isfinite(found.values).all(-1)
+    if wrong.any():
+        lines["score"] = Line(
+            "E[dU/dz] = 0",
+            float("nan"),
+            f"not finite in {wrong.mean():.1%} of draws",
+            "finite",
+            "wrong",
+            "look for data that are not finite, or outside the support of their distribution.",
+        )
+        return lines
+    of = identities(draws.z, found.values)
+    limit = bound(2 * len(draws.names), len(draws.z))
+    zero = (of.gradient, of.gradient_error, np.abs(of.gradient) / of.scale)
+    shift = (of.shift, of.shift_error, np.abs(of.shift))
+    lines["score"] = _identity("E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd")
+    one = (of.virial - 1, of.virial_error, np.abs(of.virial - 1))
+    inflation = (of.inflation, of.inflation_error, np.abs(of.inflation))
+    lines["virial"] = _identity(
+        "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}"
+    )
+    product = (draws.z - draws.z.mean((0, 1))) * (found.values - found.values.mean((0, 1)))
+    lines["configurational_temperature"] = temperature_line("configurational temperature", product.mean(-1))
+    by_site = {site: product[..., np.asarray(draws.sites) == site].mean() for site in dict.fromkeys(draws.sites)}
+    line = lines["configurational_temperature"]
+    lines["configurational_temperature"] = line._replace(details={**line.details, "by_site": by_site})
+    return lines
+
+
+def _identity(
+    name: str,
+    draws: Draws,
+    own: tuple,
+    mixed: tuple,
+    limit: float,
+    tolerance: tuple[float, float],
+    effect: str,
+) -> Line:
+    """
+    :param own: deviation, its standard error and its size in the coordinates themselves; **mixed** - the same times the
+        covariance of the draws.
+    :param effect: how to say what the second means.
+    """
+    deviation, own_error, own_size = own
+    shifted, mixed_error, mixed_size = mixed
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.nan_to_num(np.abs(deviation) / own_error)
+        z_mixed = np.nan_to_num(np.abs(shifted) / mixed_error)
+    certain = np.maximum(np.where(z > limit, own_size, 0), np.where(z_mixed > limit, mixed_size, 0))
+    verdict = graded(float(certain.max()), *tolerance)
+    both = np.maximum(z, z_mixed)
+    worst = int(np.argmax(both))
+    by_site = {}
+    for site in dict.fromkeys(draws.sites):
+        index = np.flatnonzero(np.asarray(draws.sites) == site)
+        at = index[np.argmax(both[index])]
+        by_site[site] = {"z": float(both[at]), "where": draws.names[at], "effect": float(shifted[at])}
+    advice = (
+        f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, read off to "
+        f"first order: {SMALLER}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) tells more."
+    )
+    error = float(np.median(mixed_error))
+    if verdict == "ok" and not error <= UNCERTAIN:
+        verdict = "doubtful"
+        advice = (
+            f"the standard error of what it shows is {error:.2f}, so little can be seen: more draws, or larger batches."
+        )
+    return Line(
+        name,
+        float(both[worst]),
+        f"z = {both[worst]:.1f} at {draws.names[worst]}, {effect.format(shifted[worst])[4:].replace(' is', '')}",
+        f"z <= {limit:.1f}, or less than {tolerance[0]:.0%}",
+        verdict,
+        advice,
+        {
+            "where": draws.names[worst],
+            "bound_z": limit,
+            "effect": float(shifted[worst]),
+            "effect_error": float(mixed_error[worst]),
+            "by_site": by_site,
+        },
+    )
+
+
+def prediction_lines(
+    kernel: SGMCMC, state: SGMCMCState, draws: Draws, found: Gradients, pairs: np.ndarray, epoch: float
+) -> dict[str, Line]:
+    of = predicted(kernel, state, draws, found.values, pairs, epoch)
+    if of is None:
+        return {}
+    lines = {}
+    advice = {
+        "noise": f"minibatch noise widens the draws by more than the friction takes up: {SMALLER}; or "
+        'integrator="NOGIN".',
+        "step": "the step is too large for the word: a smaller step_size.",
+    }
+    for key, words in (("noise", "minibatch noise"), ("step", "the step size")):
+        inflation = getattr(of, key)
+        worst = int(np.argmax(np.abs(inflation)))
+        lines[f"inflation_by_{key}"] = Line(
+            f"inflation predicted of {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else ""),
+            float(inflation[worst]),
+            f"{inflation[worst]:+.1%} at {draws.names[worst]}",
+            f"<= {VARIANCE[0]:.0%}",
+            graded(abs(float(inflation[worst])), *VARIANCE),
+            advice[key],
+            {"where": draws.names[worst], "by_coordinate": dict(zip(draws.names, inflation.tolist()))},
+        )
+    lines["stability"] = Line(
+        "stability of the step",
+        of.stable,
+        ("unstable", "near its limit", "stable")[of.stable],
+        "at 1.25 h as well",
+        ("wrong", "doubtful", "ok")[of.stable],
+        "the step is at the limit of what the narrowest direction allows: a smaller step_size, or an "
+        "inverse_mass_matrix.",
+    )
+    return lines

@@ -1,0 +1,161 @@
+"""
+What a run has kept, as the diagnostics see it: draws in unconstrained space by chain, and the state of each chain.
+
+NumPyro keeps constrained draws. Their unconstrained values z are found by the transforms of the model. A value at the
+edge of its support, where rounding has put it, has no finite z, and its draw is left out of what needs z.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
+from numpyro_sgmcmc.kernels.tuned import axes_of_chains
+from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.model.coordinates import raveled, unraveler
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.utils.validation import checked_count
+
+TOGETHER = 8  # draws at which gradients are evaluated at once
+
+
+class Draws(NamedTuple):
+    """
+    - **z** - unconstrained values, raveled in the order of ``ravel_pytree``, float64, shape ``(chains, draws, d)``.
+    - **names** - of the coordinates, such as ``"w[2]"``; **sites** - the site of each.
+    - **left_out** - draws that have no finite z.
+    """
+
+    z: np.ndarray
+    names: tuple[str, ...]
+    sites: tuple[str, ...]
+    left_out: int
+
+    @property
+    def flat(self) -> np.ndarray:
+        """Draws of all chains, shape ``(chains * draws, d)``."""
+        return self.z.reshape(-1, self.z.shape[-1])
+
+
+def checked_run(mcmc: Any, caller: str) -> tuple[SGMCMC, SGMCMCState]:
+    """
+    The kernel and the last state of a run.
+
+    :raises TypeError: not an :class:`~numpyro.infer.MCMC` with a kernel of this package.
+    :raises ValueError: no run yet.
+    """
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(f"{caller}(mcmc={type(mcmc).__name__}): give a numpyro.infer.MCMC that has run.")
+    if not isinstance(mcmc.sampler, SGMCMC):
+        raise TypeError(
+            f"{caller} looks at runs with a kernel of numpyro_sgmcmc, not {type(mcmc.sampler).__name__}. Of a block of "
+            "numpyro.infer.Gibbs look at mcmc.last_state.block_states; for other kernels use ArviZ."
+        )
+    if mcmc.last_state is None or not mcmc._states:
+        raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
+    return mcmc.sampler, mcmc.last_state
+
+
+def arguments_of(mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Those that were handed in; where there are none, those that the run has kept."""
+    if model_args or model_kwargs:
+        return model_args, dict(model_kwargs)
+    return tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
+
+
+def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
+    """Constrained draws of the latent sites, without deterministic ones, shape ``(chains, draws, ...)``."""
+    assert mcmc.last_state is not None
+    latents = set(mcmc.last_state.z)
+    samples = mcmc.get_samples(group_by_chain=True)
+    return {name: np.asarray(x) for name, x in samples.items() if name in latents}
+
+
+def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the coordinates in the order of ``ravel_pytree``, and the site of each."""
+    names, sites = [], []
+    for site in sorted(prototype):
+        for index in np.ndindex(*prototype[site].shape):
+            names.append(site + (f"[{', '.join(map(str, index))}]" if index else ""))
+            sites.append(site)
+    return tuple(names), tuple(sites)
+
+
+def thinned(mcmc: MCMC, max_draws: int) -> dict[str, np.ndarray]:
+    """The latent draws, evenly thinned to at most ``max_draws`` over all chains, the last ones included."""
+    draws = latent_draws(mcmc)
+    chains, kept = next(iter(draws.values())).shape[:2]
+    every = max(1, -(-chains * kept // checked_count("max_draws", max_draws)))
+    return {name: x[:, (kept - 1) % every :: every] for name, x in draws.items()}
+
+
+def unconstrained_draws(
+    mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any], max_draws: int, caller: str
+) -> Draws:
+    """
+    The draws in unconstrained space, thinned.
+
+    :raises ValueError: fewer than 8 draws of each chain are left.
+    """
+    kernel, state = checked_run(mcmc, caller)
+    draws = thinned(mcmc, max_draws)
+    chains, kept = next(iter(draws.values())).shape[:2]
+
+    def back(potential, values):
+        def one(values):
+            return raveled(potential.unconstrain(values))
+
+        return lax.map(one, values, batch_size=64)
+
+    flat = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in draws.items()}
+    z = np.asarray(on_model(kernel, back, model_args, model_kwargs)(flat), float).reshape(chains, kept, -1)
+    finite = np.isfinite(z).all(-1).all(0)  # by number of the draw, so that chains stay of equal length
+    if finite.sum() < 8:
+        raise ValueError(
+            f"{caller}(mcmc) needs at least 8 draws of each chain whose unconstrained values are finite, and has "
+            f"{finite.sum()} of {kept}: use a larger num_samples, or look for sites at the edge of their support."
+        )
+    batched = jnp.ndim(state.i) == 1
+    prototype = {name: jax.ShapeDtypeStruct(np.shape(x)[batched:], x.dtype) for name, x in state.z.items()}
+    return Draws(z[:, finite], *coordinate_names(prototype), int((~finite).sum()) * chains)
+
+
+def on_model(kernel: SGMCMC, fn: Any, model_args: tuple, model_kwargs: Mapping[str, Any]) -> Any:
+    """``fn(potential, *rest)`` as a compiled function of ``rest``, on the potential that the kernel samples."""
+    return compiled(fn, kernel._model, model_args, model_kwargs, kernel._batch_size)
+
+
+def states_of(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
+    """The state of each chain by itself."""
+    if jnp.ndim(state.i) == 0:
+        return [state]
+    axes: Any = (0,) * len(SGMCMCState._fields)
+    if kernel._chain.tuned and jnp.ndim(state.tuning.step_size) == 0:
+        axes = axes_of_chains(kernel._chain)
+    chains = len(np.asarray(state.i))
+
+    def take(k, x, axis):
+        return x if axis is None else jax.tree.map(lambda leaf: leaf[k], x)
+
+    return [SGMCMCState(*(take(k, x, axis) for x, axis in zip(state, axes))) for k in range(chains)]
+
+
+def key_of(state: SGMCMCState) -> jax.Array:
+    """A key of the run that its chains do not use."""
+    return stream(jnp.asarray(state.rng_key)[0] if jnp.ndim(state.i) else state.rng_key, PROBE)
+
+
+def unravel_of(potential: ModelPotential) -> Any:
+    """One vector -> values by site."""
+    return unraveler(potential.prototype)
+
+
+def at_draws(fn: Any, *arrays: Any) -> Any:
+    """``fn`` of each draw, ``TOGETHER`` at a time."""
+    return lax.map(lambda rest: fn(*rest), arrays, batch_size=TOGETHER)

@@ -1,0 +1,161 @@
+"""
+Lines of a summary from what a run has kept: what it has cost, and how far its chains have mixed. R-hat and the
+effective sample size tell of mixing alone.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.diagnostics.draws import latent_draws
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
+from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
+from numpyro_sgmcmc.kernels.run_checks import STUCK
+from numpyro_sgmcmc.kernels.settings import settings
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.tuning.tuner import Tuning
+from numpyro_sgmcmc.types import Thermostatted
+
+VARIANCE = 0.1, 0.3  # a relative error: doubtful, wrong
+MIXED, APART = 1.1, 1.5  # R-hat
+FEW = 100  # effective draws
+SMALLER = "a smaller step_size, larger batches, or gradient=ControlVariate(find_mode(...))"
+
+
+def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | None) -> dict[str, Line]:
+    chains = mcmc.num_chains
+    kept = next(iter(latent_draws(mcmc).values())).shape[1]
+    wraps = np.asarray(Marks.of(state.marks).wraps, float)
+    steps = float((np.asarray(state.i, float) + 2.0**32 * wraps).max())
+    h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(chains, -1)
+    last = h[:, -1].mean()
+    varies = not np.allclose(h, last)
+    lines = {
+        "draws": Line("draws", chains * kept, f"{chains} x {kept}"),
+        "steps": Line("steps of a chain, warm-up included", steps, plain(steps)),
+        "step_size": Line("step size", last, plain(last) + (", at the end" if varies else "")),
+    }
+    each = getattr(kernel.integrator, "gradients_per_step", 1)
+    evaluations = each * steps * chains
+    details: dict[str, Any] = {}
+    try:
+        potential = ModelPotential.of(kernel._model, mcmc._args or (), mcmc._kwargs or {}, kernel._batch_size)
+        share = [plate.batch_size / plate.size for plate in potential.plates.values()]
+        twice = 2 if hasattr(kernel._chain_for(potential).gradient, "anchor") else 1
+        passes = evaluations * twice * float(np.prod(share))
+        lines["passes"] = Line("passes through the data, by the steps", passes, plain(passes))
+    except ValueError:
+        pass  # the arguments of the run are not known any more, as after unpickling
+    shown = plain(evaluations)
+    if seconds is not None:
+        details["per_second"] = evaluations / seconds
+        shown += f", {plain(evaluations / seconds)} a second"
+    lines["gradient_evaluations"] = Line("gradient evaluations", evaluations, shown, details=details)
+    return lines
+
+
+def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, names: list[str]) -> dict[str, Line]:
+    monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
+    lines = {"refused": _refused(mcmc, monitor, z)}
+    T = np.asarray(monitor.temperature, float)
+    if not np.isnan(T).all():
+        lines["kinetic_temperature"] = temperature_line("kinetic temperature", T)
+    if isinstance(kernel.dynamics, Thermostatted):
+        lines["thermostat"] = _thermostat(mcmc, kernel, state)
+    lines |= _warm_up(mcmc, state)
+    with np.errstate(invalid="ignore"):
+        R, n = r_hat(z), effective(z)
+    worst, fewest = int(np.argmax(R)), int(np.argmin(n))
+    mixed = "longer chains, a larger steps_per_sample, or a start by init_params=find_mode(...); several modes perhaps"
+    lines["r_hat"] = Line(
+        "mixing (not correctness): R-hat",
+        float(R[worst]),
+        f"{R[worst]:.3f} at {names[worst]}",
+        f"<= {MIXED}",
+        graded(R[worst], MIXED, APART),
+        f"the chains are not in the same place: {mixed}.",
+        {"where": names[worst]},
+    )
+    lines["ess"] = Line(
+        "mixing (not correctness): effective draws",
+        float(n[fewest]),
+        f"{n[fewest]:.0f} at {names[fewest]}",
+        f">= {FEW}",
+        "ok" if n[fewest] >= FEW else "doubtful",
+        f"averages are not known well: {mixed}.",
+        {"where": names[fewest]},
+    )
+    return lines
+
+
+def _refused(mcmc: MCMC, monitor: Any, z: np.ndarray) -> Line:
+    diverging = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["diverging"])
+    share, in_a_row = float(diverging.mean()), int(np.asarray(monitor.refused).max())
+    still = int((np.ptp(z, axis=1) == 0).all(-1).sum())
+    wrong = still or in_a_row >= STUCK or share > 0.2
+    return Line(
+        "draws with a refused step",
+        share,
+        f"{share:.2%}" + (f", {still} chains stand still" if still else ""),
+        "<= 1 %",
+        "wrong" if wrong else graded(share, 0.01, 0.2),
+        "steps left the finite numbers or the support: a smaller step_size, or look for data that are not finite.",
+        {"in_a_row": in_a_row, "standing_still": still},
+    )
+
+
+def temperature_line(name: str, T: np.ndarray) -> Line:
+    """:param T: whose mean should be 1, shape ``(chains, draws)``."""
+    mean, error = float(T.mean()), float(standard_error(T))
+    certain = abs(mean - 1) > bound(1, len(T)) * error
+    verdict = graded(abs(mean - 1), *VARIANCE) if certain else "ok" if np.isfinite(mean) else "wrong"
+    return Line(
+        name,
+        mean,
+        f"{mean:.3f} +- {error:.3f}",
+        f"1 +- {VARIANCE[0]}",
+        verdict,
+        f"the draws are too {'wide' if mean > 1 else 'narrow'} or on their way from a distant start: {SMALLER}, or "
+        "more warm-up.",
+        {"error": error},
+    )
+
+
+def _thermostat(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState) -> Line:
+    """Mean thermostat less D: the heat of the gradient noise that it takes up, h s^2 / 2."""
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    kept = fields.get("thermostat", state.thermostat)
+    leaves = [np.asarray(leaf, float).ravel() for leaf in (kept.values() if isinstance(kept, dict) else [kept])]
+    absorbed = float(np.concatenate(leaves).mean()) - kernel.dynamics.noise
+    of = "" if "thermostat" in fields else ", of the last state"
+    return Line("thermostat less D, the noise taken up", absorbed, plain(absorbed) + of)
+
+
+def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
+    """What the warm-up of a kernel has found that was given no step size."""
+    if not isinstance(state.tuning, Tuning):
+        return {}
+    found = settings(mcmc)
+    worst = {name: float(np.max(score)) for name, score in found["scores"].items()}
+    z = max(worst["gradient"], worst["virial"])
+    checked = worst["r_hat"] > 0
+    limit = 4.5
+    red = checked and not (z <= limit and worst["r_hat"] <= MIXED)
+    inflation = float(np.max(found["predicted_inflation"]))
+    return {
+        "warm_up": Line(
+            "check at the end of the warm-up",
+            z,
+            f"z = {z:.1f}, R-hat = {worst['r_hat']:.2f}" if checked else "too short for one",
+            f"z <= {limit}, R-hat <= {MIXED}" if checked else "",
+            ("doubtful" if red else "ok") if checked else "",
+            "the posterior is perhaps a funnel (non-centre it), of several modes, or num_warmup was too short.",
+            worst,
+        ),
+        "tuned_inflation": Line(
+            "inflation that the warm-up predicts", inflation, f"{inflation:.1%}", "<= 10 %", graded(inflation, 0.1, 0.3)
+        ),
+    }

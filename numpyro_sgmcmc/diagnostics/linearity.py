@@ -1,0 +1,115 @@
+r"""
+``score_linearity``: whether one normal shape fits the posterior.
+
+The score of a normal law is linear, :math:`\nabla U(z) = \Lambda (z - m)`. A linear fit to the scores at half of the
+draws is tested on the other half,
+
+.. math:: R_j^2 = 1 - \frac{\sum_t r_{tj} r'_{tj}}{\sum_t (g_{tj} - \bar g_j) (g'_{tj} - \bar g_j)},
+
+where g and g' are gradients from two independent minibatches at the same draw, and r and r' their residuals: the noise
+of minibatches drops out of both sums. Where :math:`R^2` is near 1 a control variate at the centre takes nearly all of
+the noise out, and one mass or one whitening serves everywhere; where it is not, as in a funnel, neither does.
+"""
+
+from typing import Any
+
+from jax import random
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, key_of, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.scores import gradients
+from numpyro_sgmcmc.diagnostics.table import Line, Summary
+
+LINEAR, HALF = 0.8, 0.5  # R^2 that is ok, and doubtful
+BLOCKS = 10  # of the draws, that are fitted and tested in turn
+
+
+def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model_kwargs: Any) -> Summary:
+    r"""
+    Held-out :math:`R^2` of a linear fit to the score: whether control variates and a fixed mass can be trusted.
+
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
+    :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.
+    :param int max_draws: draws that are looked at, over all chains; two minibatches each, or all rows where these are
+        few.
+    :param model_kwargs: keyword arguments of the model.
+    :return: a mapping from each site to a dict with ``value``, the least :math:`R^2` of its coordinates, ``r2``, those
+        of all, and a ``verdict``.
+    :raises ValueError: no run yet; fewer draws than four for each coordinate.
+
+    **References:**
+
+    1. *Control Variates for Stochastic Gradient MCMC*, J. Baker, P. Fearnhead, E. B. Fox, C. Nemeth (2019), lemma 1
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGHMC, score_linearity
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> kernel = SGHMC(model, step_size=2e-3, friction=30.0, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> found = score_linearity(mcmc, x)  # a normal posterior
+        >>> found.verdict, bool(found["mu"]["value"] > 0.99)
+        ('right', True)
+    """
+    kernel, state = checked_run(mcmc, "score_linearity")
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "score_linearity")
+    n, d = draws.flat.shape
+    if n < 4 * d + 8:
+        raise ValueError(
+            f"score_linearity fits {d} slopes for each of {d} coordinates and has {n} draws: it needs {4 * d + 8}. Use "
+            "a larger num_samples, or a larger max_draws."
+        )
+    keys = random.split(random.fold_in(key_of(state), 1))
+    pair = [gradients(kernel, draws, model_args, model_kwargs, key).values for key in keys]
+    found = held_out(draws.z, *pair)
+    lines = {}
+    for site in dict.fromkeys(draws.sites):
+        at = np.flatnonzero(np.asarray(draws.sites) == site)
+        worst = at[np.argmin(found[at])]
+        value = float(found[worst])
+        lines[site] = Line(
+            site,
+            value,
+            f"{value:.3f} at {draws.names[worst]}",
+            f">= {LINEAR}",
+            "ok" if value >= LINEAR else "doubtful" if value >= HALF else "wrong",
+            "the score is not linear here, so no normal shape fits: expect little of control variates and of one fixed "
+            "mass. Reparametrise (LocScaleReparam for a funnel), and compare with NUTS on fewer rows.",
+            {"where": draws.names[worst], "r2": found[at]},
+        )
+    return Summary("R^2 of a linear fit to the score", lines)
+
+
+def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """
+    R^2 of each coordinate, shape ``(d,)``, by cross-validation over two sets of blocks of draws.
+
+    :param z: shape ``(chains, draws, d)``; **first**, **second** - independent unbiased gradients, likewise.
+    """
+    d = z.shape[-1]
+    sd = np.maximum(z.std((0, 1)), 1e-300)
+    x, g1, g2 = (z - z.mean((0, 1))) / sd, first * sd, second * sd
+    odd = np.broadcast_to((np.arange(z.shape[1]) * BLOCKS // z.shape[1]) % 2 == 1, z.shape[:2])
+    residual, total = np.zeros(d), np.zeros(d)
+    for fitted in (odd, ~odd):
+        x_in, mean = x[fitted], (g1[fitted] + g2[fitted]) / 2
+        centre, level = x_in.mean(0), mean.mean(0)
+        slopes = np.linalg.lstsq(x_in - centre, mean - level, rcond=None)[0]
+        line = (x[~fitted] - centre) @ slopes + level
+        one, other = g1[~fitted], g2[~fitted]
+        residual += ((one - line) * (other - line)).sum(0)
+        total += ((one - one.mean(0)) * (other - other.mean(0))).sum(0)
+    return 1 - residual / np.where(total > 0, total, np.nan)

@@ -1,0 +1,105 @@
+r"""
+Monte Carlo errors of averages over draws that depend on each other.
+
+The standard error of the mean of n draws from C chains is the larger of two estimates,
+
+.. math:: \sqrt{v_B / (B C)} \qquad \text{and} \qquad \sigma / \sqrt{\mathrm{ESS}},
+
+where :math:`v_B` is the variance of the means of B blocks of each chain (Flegal & Jones 2010), and ESS is the effective
+sample size of Geyer (1992) over all chains. Blocks are too short for slow chains, and the estimate of the effective
+sample size is noisy for fast ones; the larger of the two errs on the safe side.
+"""
+
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+
+BLOCKS = 20  # of a chain
+FALSE_ALARMS = 1e-3  # of a whole table line, where all is right
+FEWEST = 8  # draws of a chain for which a standard error is estimated
+
+
+def standard_error(x: np.ndarray) -> np.ndarray:
+    """
+    Of the mean over chains and draws; infinite where there are too few draws.
+
+    :param x: shape ``(chains, draws, ...)``.
+    """
+    x = np.asarray(x, float)
+    chains, draws = x.shape[:2]
+    if draws < FEWEST:
+        return np.full(x.shape[2:], np.inf)
+    blocks = min(BLOCKS, draws // 2)
+    length = draws // blocks
+    means = x[:, draws - blocks * length :].reshape(chains, blocks, length, *x.shape[2:]).mean(2)
+    with np.errstate(all="ignore"):
+        by_blocks = np.sqrt(means.reshape(-1, *x.shape[2:]).var(0, ddof=1) / (blocks * chains))
+        error = np.maximum(by_blocks, x.std((0, 1)) / np.sqrt(effective(x)))
+    return np.where(np.isfinite(error), error, np.inf)
+
+
+def effective(x: np.ndarray) -> np.ndarray:
+    """
+    Effective sample size, at most the number of draws and at least 1; the number of draws where nothing moves.
+
+    :param x: shape ``(chains, draws, ...)``, at least 4 draws.
+    """
+    x = np.asarray(x, float)
+    n = x.shape[0] * x.shape[1]
+    if x.shape[1] < 4:
+        return np.ones(x.shape[2:])
+    with np.errstate(all="ignore"):
+        found = np.asarray(effective_sample_size(x))
+    return np.clip(np.nan_to_num(found, nan=n, posinf=n, neginf=1), 1, n)
+
+
+def r_hat(x: np.ndarray) -> np.ndarray:
+    """
+    Split R-hat (Gelman et al. 2013); infinite where each half of a chain stands still in a place of its own, 1 where
+    nothing moves at all.
+
+    :param x: shape ``(chains, draws, ...)``.
+    """
+    x = np.asarray(x, float)
+    if x.shape[1] < 4:
+        return np.ones(x.shape[2:])
+    with np.errstate(all="ignore"):
+        found = np.asarray(split_gelman_rubin(x))
+    return np.where(x.std((0, 1)) == 0, 1.0, np.nan_to_num(found, nan=np.inf, posinf=np.inf))
+
+
+def bound(tests: int, chains: int) -> float:
+    """
+    The z-score that the worst of so many tests exceeds with probability ``FALSE_ALARMS``, if their standard errors are
+    those of ``BLOCKS`` blocks of each chain: a quantile of Student's t (by Cornish and Fisher's expansion).
+    """
+    z = -NormalDist().inv_cdf(FALSE_ALARMS / (2 * max(tests, 1)))
+    freedom = BLOCKS * chains - 1
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int = BLOCKS) -> Any:
+    """
+    Standard error of a statistic of all draws, by leaving out one block of all chains at a time (the jackknife; Efron &
+    Stein 1981).
+
+    :param statistic: draws of shape ``(n, ...)`` -> numbers.
+    :param x: shape ``(chains, draws, ...)``.
+    """
+    draws = x.shape[1]
+    blocks = min(blocks, draws // 2)
+    if blocks < 4:
+        return np.full(np.shape(statistic(x.reshape(-1, *x.shape[2:]))), np.inf)
+    edges = np.linspace(0, draws, blocks + 1).astype(int)
+    left_out = []
+    for chain in range(len(x)):
+        for first, last in zip(edges, edges[1:]):
+            keep = np.ones(x.shape[:2], bool)
+            keep[chain, first:last] = False
+            left_out.append(statistic(x[keep]))
+    left_out = np.asarray(left_out)
+    n = len(left_out)
+    return np.sqrt((n - 1) / n * ((left_out - left_out.mean(0)) ** 2).sum(0))

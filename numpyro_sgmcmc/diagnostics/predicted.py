@@ -1,0 +1,209 @@
+r"""
+The inflation of the variance that a kernel's step size and minibatches predict for the posterior that it has sampled.
+
+The posterior is taken for normal, with the precision that the draws and their gradients show together,
+
+.. math:: \Lambda = \Sigma^{-1} E[(z - m) \nabla U^T],
+
+which is right also where the draws are too wide or too narrow. In the coordinates of the dynamics, where the mass is 1,
+its eigenvectors are the modes; each has its curvature, and its share of the noise of the kernel's gradient, half the
+difference of two minibatches squared. :mod:`~numpyro_sgmcmc.diagnostics.linear_law` says how wide each mode comes out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, on_model, states_of, unravel_of
+from numpyro_sgmcmc.diagnostics.linear_law import linear_law
+from numpyro_sgmcmc.gradients.control_variate import ControlVariate
+from numpyro_sgmcmc.gradients.minibatch import Minibatch
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.model.coordinates import raveled
+from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
+from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
+
+PAIRS = 200  # of minibatches
+DENSE = 300  # coordinates beyond which each is its own mode
+LONGER = 1.25  # a step so much larger should still be stable
+
+
+class Prediction(NamedTuple):
+    """
+    By coordinate of z, shape ``(d,)``, but for the last two.
+
+    - **noise** - inflation of the variance by minibatch noise.
+    - **step** - by the step size.
+    - **variance** - s^2 of the kernel's gradient.
+    - **stable** - 2: the step is stable, 1: at 1.25 times its size it would not be, 0: it is not.
+    - **rescale** - what takes the inflation back, for z less its mean: a matrix or a diagonal.
+    """
+
+    noise: np.ndarray
+    step: np.ndarray
+    variance: np.ndarray
+    stable: int
+    rescale: np.ndarray
+
+
+def gradient_pairs(
+    kernel: SGMCMC,
+    state: SGMCMCState,
+    draws: Draws,
+    model_args: tuple,
+    model_kwargs: Mapping[str, Any],
+    rng_key: jax.Array,
+    pairs: int = PAIRS,
+) -> np.ndarray:
+    """
+    (g_1 - g_2) / sqrt(2) of fresh minibatches, by the kernel's own estimator at draws of the run, shape ``(pairs, d)``.
+    What an estimator remembers belongs to the last state; for one that moves it is looked at there.
+    """
+    states = states_of(kernel, state)
+    per_chain = -(-pairs // len(states))
+    stays = isinstance(kernel.gradient, (Minibatch, ControlVariate))
+    independent = WithoutReplacement() if getattr(kernel.rows, "distinct", True) else kernel.rows
+
+    def probe(potential, z, gradient_state, rng_key):
+        chain, unravel = kernel._chain_for(potential), unravel_of(potential)
+
+        def one(z, k):
+            def gradient(key):
+                key_rows, key_model = random.split(key)
+                first = RowsState(key_rows, jnp.zeros((), jnp.uint32))
+                rows, _ = next_rows(independent, first, potential.plates)
+                return raveled(chain.gradient.evaluate(potential, unravel(z), rows, gradient_state, key_model).gradient)
+
+            first, second = jax.vmap(gradient)(random.split(random.fold_in(rng_key, k)))
+            return (first - second) / math.sqrt(2)
+
+        return at_draws(one, z, jnp.arange(len(z), dtype=jnp.uint32))
+
+    measured = on_model(kernel, probe, model_args, model_kwargs)
+    found = []
+    for k, (one, key) in enumerate(zip(states, random.split(rng_key, len(states)))):
+        index = np.linspace(0, draws.z.shape[1] - 1, per_chain).round().astype(int)
+        last = np.asarray(raveled(one.z))
+        z = draws.z[k][index] if stays else np.broadcast_to(last, (per_chain, last.size))
+        found.append(np.asarray(measured(jnp.asarray(z, last.dtype), one.gradient_state, key), float))
+    return np.concatenate(found)
+
+
+def predicted(
+    kernel: SGMCMC, state: SGMCMCState, draws: Draws, gradients: np.ndarray, pairs: np.ndarray, epoch: float
+) -> Prediction | None:
+    """
+    :param gradients: at the draws, shape ``(chains, draws, d)``.
+    :param pairs: see :func:`gradient_pairs`.
+    :param epoch: batches of an epoch of reshuffled rows; 1: independent batches.
+    :return: None for an integrator that is not a word.
+    """
+    if not hasattr(kernel.integrator, "word"):
+        return None
+    one = states_of(kernel, state)[0]
+    L = _scale(kernel, one, draws)
+    dense = L.ndim == 2
+    into = (lambda g: g @ L) if dense else (lambda g: g * L)
+    away = draws.flat - draws.flat.mean(0)
+    y = np.linalg.solve(L, away.T).T if dense else away / L
+    g, e = into(gradients.reshape(y.shape)), into(pairs)
+    curvature, modes = _modes(y, g)
+    in_modes = lambda a: a if modes is None else a @ modes  # noqa: E731
+    s2 = (in_modes(e) ** 2).mean(0)
+    h = float(np.asarray(one.step_size))
+    known = None
+    if kernel.integrator.needs_variance:
+        leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(one.auxiliary)])
+        known = leaves if kernel._chain.tuned else leaves * L**2
+        known = known if modes is None else known @ modes**2
+    word, zero = kernel.integrator, np.zeros_like(s2)
+    thermostat = _balance(kernel.dynamics, h, s2)
+    exact = {"known": zero if known is not None else None, "thermostat": _balance(kernel.dynamics, h, zero)}
+    alone = linear_law(kernel.dynamics, word, h, curvature, zero, **exact)
+    longer = linear_law(kernel.dynamics, word, LONGER * h, curvature, zero, **exact)
+    law = linear_law(kernel.dynamics, word, h, curvature, s2, known=known, thermostat=thermostat, epoch=epoch)
+    total = law.step + law.noise
+    stable = 2 if longer.radius.max() < 1 else 1 if alone.radius.max() < 1 else 0
+    by_z = _in_z(L, modes, curvature)
+    step = by_z(alone.step)
+    with np.errstate(invalid="ignore"):
+        more = np.where(np.isfinite(step), by_z(total) - step, 0.0)
+    return Prediction(more, step, (pairs**2).mean(0), stable, _rescaling(L, modes, total))
+
+
+def epoch_of(kernel: SGMCMC, potential: Potential) -> float:
+    """Batches of an epoch of reshuffled rows; 1 for independent ones. Of several plates the shortest."""
+    if getattr(kernel.rows, "independent", False) or not potential.plates:
+        return 1.0
+    return min(plate.size // plate.batch_size for plate in potential.plates.values())
+
+
+def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
+    """The thermostats that balance noise of this variance; ``()`` for a dynamics without."""
+    if not isinstance(dynamics, Thermostatted):
+        return ()
+    part: Any = dynamics
+    unit, heat = replace(part, inverse_mass_matrix=1.0), jnp.asarray(s2)
+    return np.asarray(unit.balanced(unit.init(0 * heat, 0 * heat), jnp.asarray(h), heat).thermostat)
+
+
+def _scale(kernel: SGMCMC, state: SGMCMCState, draws: Draws) -> np.ndarray:
+    """L of z = c + L y, where y moves with unit mass: a matrix or a diagonal."""
+    if kernel._chain.tuned:
+        return np.asarray(state.tuning.coordinates.scale, float)
+    mass = getattr(kernel.dynamics, "inverse_mass_matrix", 1.0)
+    if not isinstance(mass, Mapping):
+        return np.full(draws.z.shape[-1], math.sqrt(float(mass)))
+    full = {name: np.broadcast_to(np.asarray(mass[name], float), np.shape(x)) for name, x in state.z.items()}
+    return np.sqrt(np.concatenate([full[name].ravel() for name in sorted(full)]))
+
+
+def _modes(y: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Curvatures, and the modes they belong to; None for the coordinates themselves."""
+    n, d = y.shape
+    variance = np.maximum(y.var(0), 1e-300)
+    plain = 1 / variance
+    if d <= DENSE and n >= 10 * d:
+        sd = np.sqrt(variance)
+        x, s = y / sd, (g - g.mean(0)) * sd
+        precision = np.linalg.pinv(x.T @ x / n, hermitian=True) @ (x.T @ s / n)
+        precision = (precision + precision.T) / 2 / np.outer(sd, sd)
+        if np.isfinite(precision).all():
+            values, modes = np.linalg.eigh(precision)
+            if values.min() > 0:
+                return values, modes
+    own = (y * g).mean(0) / variance
+    return np.where(own > 0, own, plain), None
+
+
+def _rescaling(L: np.ndarray, modes: np.ndarray | None, inflation: np.ndarray) -> np.ndarray:
+    factors = 1 / np.sqrt(np.maximum(1 + inflation, 1e-12))
+    if modes is None and L.ndim == 1:
+        return factors
+    axes = np.eye(len(factors)) if modes is None else modes
+    if L.ndim == 1:
+        return L[:, None] * (axes * factors) @ axes.T / L
+    return L @ (axes * factors) @ axes.T @ np.linalg.inv(L)
+
+
+def _in_z(L: np.ndarray, modes: np.ndarray | None, curvature: np.ndarray) -> Any:
+    """Inflations of modes -> inflations of the variances of z."""
+    if modes is None and L.ndim == 1:
+        return lambda inflation: inflation
+    axes = np.eye(len(curvature)) if modes is None else modes
+    axes = L @ axes if L.ndim == 2 else L[:, None] * axes
+    weight = axes**2 / curvature
+    weight = weight / weight.sum(1, keepdims=True)
+
+    def by_z(inflation):
+        with np.errstate(invalid="ignore"):
+            return np.where(np.isfinite(inflation).all(), weight @ np.nan_to_num(inflation, posinf=0), np.inf)
+
+    return by_z

@@ -1,0 +1,155 @@
+r"""
+The identities of the score, which hold for draws of the posterior and need no reference. Integrating by parts,
+
+.. math:: E[\partial_j U(z)] = 0, \qquad E[(z_j - m_j)\, \partial_k U(z)] = \delta_{jk}.
+
+Their estimates take one fresh minibatch S a draw, with rows that no step has seen, or all rows where these are few.
+Minibatches are corrected by the gradient at the mean m of the draws, whose expectation is known from one full pass,
+
+.. math:: g(z) = \nabla U_S(z) - \beta \left(\nabla U_S(m) - \nabla U(m)\right),
+
+with :math:`\beta = 1`, or that of the least variance in coordinates where it is clearly smaller, as far from normal, so
+that g is never worse than the plain gradient.
+
+What a violation means for the draws is read off to first order. With their covariance :math:`\Sigma` and
+:math:`v = \Sigma \nabla U`, on a normal posterior :math:`E[v_j]` is how far the mean is off, and
+:math:`E[(z - m)_j v_j] / \Sigma_{jj} - 1` is by how much the variance is too large, correlated coordinates included.
+"""
+
+from collections.abc import Mapping
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, on_model, unravel_of
+from numpyro_sgmcmc.diagnostics.monte_carlo import standard_error
+from numpyro_sgmcmc.gradients.full_pass import full_gradient
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.model.coordinates import raveled
+from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
+from numpyro_sgmcmc.types import RowsState
+
+ALL_ROWS = 2000  # of the data plates together, that are cheap enough to be looked at in each draw
+CLEARLY = 0.8  # the variance that a fitted coefficient leaves, at most, of that which 1 leaves
+DENSE = 500  # coordinates beyond which only variances are looked at
+
+
+class Identities(NamedTuple):
+    """
+    By coordinate, shape ``(d,)``: estimates, and their standard errors.
+
+    - **gradient** - E[dU/dz_j].
+    - **virial** - E[(z - m)_j dU/dz_j].
+    - **shift** - of the mean, in sds of the draws: E[v_j] / sd_j.
+    - **inflation** - of the variance: E[(z - m)_j v_j] / var_j - 1.
+    - **scale** - the sd of the score in a right run, by the draws' covariance.
+    """
+
+    gradient: np.ndarray
+    gradient_error: np.ndarray
+    virial: np.ndarray
+    virial_error: np.ndarray
+    shift: np.ndarray
+    shift_error: np.ndarray
+    inflation: np.ndarray
+    inflation_error: np.ndarray
+    scale: np.ndarray
+
+
+class Gradients(NamedTuple):
+    """
+    - **values** - of the gradient at each draw, shape ``(chains, draws, d)``.
+    - **rows** - looked at in each draw, all plates together; **whole** - whether these are all.
+    - **passes** - over the data that they took.
+    """
+
+    values: np.ndarray
+    rows: int
+    whole: bool
+    passes: float
+
+
+def gradients(
+    kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: Mapping[str, Any], rng_key: jax.Array
+) -> Gradients:
+    """Unbiased gradients of U at the draws, see above."""
+    about: dict[str, Any] = {}
+
+    def at(potential, z, mean, rng_key):
+        plates, unravel = potential.plates, unravel_of(potential)
+        size = math.prod(plate.size for plate in plates.values())
+        seen = math.prod(plate.batch_size for plate in plates.values())
+        whole = size <= ALL_ROWS
+        about.update(size=size, rows=size if whole else seen, whole=whole or not plates)
+        key_draws, key_mean = random.split(rng_key)
+
+        def one(z, k):
+            key_rows, key_model = random.split(random.fold_in(key_draws, k))
+            if about["whole"]:
+                return raveled(full_gradient(potential, unravel(z), key_model)), jnp.zeros_like(z)
+            rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), plates)
+            gradient = jax.grad(potential.estimate)
+            there = raveled(gradient(unravel(z), rows, key_model))
+            if potential.randomised:
+                return there, jnp.zeros_like(z)
+            return there, raveled(gradient(unravel(mean), rows, key_model))
+
+        values, control = at_draws(one, z, jnp.arange(len(z), dtype=jnp.uint32))
+        known = jnp.zeros_like(mean)
+        if not about["whole"] and not potential.randomised:
+            known = raveled(full_gradient(potential, unravel(mean), key_mean))
+        return values, control, known
+
+    dtype = jnp.result_type(float)
+    z, mean = jnp.asarray(draws.flat, dtype), jnp.asarray(draws.flat.mean(0), dtype)
+    found = on_model(kernel, at, model_args, model_kwargs)(z, mean, rng_key)
+    values, control, known = (np.asarray(x, float) for x in found)
+    away = control - known
+    if np.isfinite(away).all():
+        centred = away - away.mean(0)
+        slope = (centred * (values - values.mean(0))).sum(0) / np.maximum((centred**2).sum(0), 1e-300)
+        fitted, plain = values - slope * away, values - away
+        values = np.where(fitted.var(0) < CLEARLY * plain.var(0), fitted, plain)
+    passes = len(z) * about["rows"] / about["size"] * (1 if about["whole"] else 2) + (not about["whole"])
+    return Gradients(values.reshape(draws.z.shape), about["rows"], about["whole"], passes)
+
+
+def identities(z: np.ndarray, g: np.ndarray) -> Identities:
+    """
+    :param z: draws, shape ``(chains, draws, d)``.
+    :param g: gradients there, likewise.
+    """
+    away = z - z.mean((0, 1))
+    sd = np.maximum(away.std((0, 1)), 1e-300)
+    d, n = z.shape[-1], z.shape[0] * z.shape[1]
+    x, s = away / sd, g * sd  # of unit width: numbers of all magnitudes are in z
+    mixed, scale = s, 1 / sd
+    if d <= DENSE and n > 2 * d:
+        correlation = x.reshape(n, d).T @ x.reshape(n, d) / n
+        mixed = s @ correlation
+        scale = np.sqrt(np.maximum(np.diag(np.linalg.pinv(correlation, hermitian=True)), 1)) / sd
+    virial, inflation = x * s, x * mixed - 1
+    virial_error, inflation_error = (_error_of_product(x, by, of) for by, of in ((s, virial), (mixed, inflation)))
+    return Identities(
+        g.mean((0, 1)),
+        standard_error(g),
+        virial.mean((0, 1)),
+        virial_error,
+        mixed.mean((0, 1)),
+        standard_error(mixed),
+        inflation.mean((0, 1)),
+        inflation_error,
+        scale,
+    )
+
+
+def _error_of_product(x: np.ndarray, s: np.ndarray, product: np.ndarray) -> np.ndarray:
+    """
+    Standard error of the mean of x s where x is counted from the mean of the draws: to first order that of
+    x s - x E[s], as in a covariance.
+    """
+    return standard_error(product - x * s.mean((0, 1)))

@@ -1,0 +1,107 @@
+r"""
+``summary(mcmc, *data)``: what a run says about itself, line by line, each against a stated bound.
+
+From what is kept alone, in O(draws): how far the chains mixed, the steps that were refused, the kinetic temperature
+
+.. math:: T = E[p^T M^{-1} p] / d,
+
+which is 1 for a right sampler, and what the warm-up has found. With the data, from one fresh minibatch a draw: the
+identities of the score (:mod:`~numpyro_sgmcmc.diagnostics.scores`), the configurational temperature
+:math:`E[(z - m) \cdot \nabla U] / d`, which is 1 too, and the inflation of the variance that step size and minibatches
+predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted`).
+
+A line is red only where a deviation is certain and matters: its z-score exceeds a quantile of Student's t for the worst
+of all coordinates, and the mean is off by more than 0.1 sd, or a variance by more than 10 %. R-hat and the effective
+sample size tell whether chains have mixed, and nothing about bias.
+"""
+
+from typing import Any
+
+from jax import random
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.diagnostics.data_lines import prediction_lines, score_lines
+from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, latent_draws, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
+from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs
+from numpyro_sgmcmc.diagnostics.scores import gradients
+from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.model.potential import ModelPotential
+
+
+def summary(
+    mcmc: MCMC, *model_args: Any, max_draws: int = 4000, seconds: float | None = None, **model_kwargs: Any
+) -> Summary:
+    r"""
+    A table of what a run says about itself, each line ``ok``, ``doubtful`` or ``wrong`` against a stated bound.
+
+    With the data it estimates :math:`E[\partial_j U] = 0` and :math:`E[(z - m)_j \partial_j U] = 1` from one fresh
+    minibatch a draw, all rows where the plates have at most 2000, and predicts the inflation of the variance by
+    minibatch noise and by the step size. This takes one pass over the data, and two minibatches a draw.
+
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
+    :param model_args: arguments of the model, as they were given to ``mcmc.run``; none: only what the run has kept is
+        looked at.
+    :param int max_draws: draws at which gradients are evaluated, over all chains, evenly thinned.
+    :param seconds: that the run took, for the gradient evaluations a second; NumPyro keeps no times.
+    :param model_kwargs: keyword arguments of the model.
+    :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table.
+    :raises TypeError: not an MCMC with a kernel of this package.
+    :raises ValueError: no run yet; fewer than 8 draws of each chain.
+
+    **References:**
+
+    1. *Measuring Sample Quality with Stein's Method*, J. Gorham, L. Mackey (2015), section 2: the identities
+    2. *Configurational temperature*, H. H. Rugh (1997); B. D. Butler et al. (1998), equation 7
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGLD, summary
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> def run(step_size):
+        ...     kernel = SGLD(model, step_size=step_size, batch_size=500, steps_per_sample=20)
+        ...     mcmc = MCMC(kernel, num_warmup=50, num_samples=1000, progress_bar=False)
+        ...     mcmc.run(random.key(1), x)
+        ...     return mcmc
+        >>> summary(run(5e-5), x).verdict, summary(run(1e-3), x).verdict
+        ('right', 'wrong')
+    """
+    kernel, state = checked_run(mcmc, "summary")
+    lines = cost_lines(mcmc, kernel, state, seconds)
+    if not model_args and not model_kwargs and _takes_arguments(mcmc):
+        values = {name: x.reshape(*x.shape[:2], -1) for name, x in latent_draws(mcmc).items()}
+        z = np.concatenate([values[name] for name in sorted(values)], -1)
+        names = [name for name in sorted(values) for _ in range(values[name].shape[-1])]
+        lines |= kept_lines(mcmc, kernel, state, z, names)
+        note = (
+            "These lines cannot see every bias: summary(mcmc, *model_args), with the data, adds the identities of the "
+            "score."
+        )
+        return Summary("The run", lines, note)
+    draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "summary")
+    lines |= kept_lines(mcmc, kernel, state, draws.z, list(draws.names))
+    key_scores, key_pairs = random.split(key_of(state))
+    found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
+    lines |= score_lines(draws, found)
+    if np.isfinite(found.values).all():
+        pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
+        potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
+        lines |= prediction_lines(kernel, state, draws, found, pairs, epoch_of(kernel, potential))
+    return Summary("The run", lines)
+
+
+def _takes_arguments(mcmc: MCMC) -> bool:
+    """Whether the run was given any, so that none here means that the data are left out."""
+    return bool(mcmc._args or mcmc._kwargs)

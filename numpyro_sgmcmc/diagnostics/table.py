@@ -1,0 +1,115 @@
+"""A table of verdicts: text in a terminal, HTML in a notebook, a mapping for programs."""
+
+from collections.abc import Iterator, Mapping
+import html
+import textwrap
+from typing import Any, NamedTuple
+
+WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # of a line -> of a run
+ORDER = ("ok", "doubtful", "wrong")
+
+
+class Line(NamedTuple):
+    """
+    - **name** - what is looked at.
+    - **value** - a number, or None; **shown** - how it is printed.
+    - **bound** - what it is compared with, in words; empty for what is only told.
+    - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty.
+    - **advice** - what to do about it.
+    - **details** - more numbers, by name.
+    """
+
+    name: str
+    value: Any
+    shown: str
+    bound: str = ""
+    verdict: str = ""
+    advice: str = ""
+    details: Mapping[str, Any] = {}
+
+
+class Summary(Mapping):
+    """
+    Line -> a dict of its ``value``, ``bound``, ``verdict``, ``advice`` and further numbers. ``str()`` is a table of
+    text.
+
+    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: that of the worst line.
+
+    :param title: what was looked at.
+    :param lines: key -> :class:`Line`.
+    :param note: what follows the table.
+    """
+
+    def __init__(self, title: str, lines: Mapping[str, Line], note: str = ""):
+        self.title, self._lines, self.note = title, dict(lines), note
+
+    @property
+    def lines(self) -> dict[str, Line]:
+        """Key -> line."""
+        return self._lines
+
+    @property
+    def verdict(self) -> str:
+        """That of the worst line."""
+        return WORDS[max((line.verdict or "ok" for line in self._lines.values()), key=ORDER.index)]
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        line = self._lines[key]
+        fields = {"value": line.value, "bound": line.bound, "verdict": line.verdict, "advice": line.advice}
+        return fields | dict(line.details)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __str__(self) -> str:
+        rows = [("", "value", "bound", "verdict")]
+        rows += [(line.name, line.shown, line.bound, line.verdict) for line in self._lines.values()]
+        widths = [max(len(row[k]) for row in rows) for k in range(4)]
+        text = [f"{self.title}: {self.verdict}", ""]
+        text += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        text += [""] * bool(self.advice) + [_wrapped(f"{name}: {advice}") for name, advice in self.advice]
+        text += ["", _wrapped(self.note)] if self.note else []
+        return "\n".join(text)
+
+    __repr__ = __str__
+
+    @property
+    def advice(self) -> list[tuple[str, str]]:
+        """Name and advice of the lines that are not ok."""
+        return [
+            (line.name, line.advice)
+            for line in self._lines.values()
+            if line.advice and line.verdict in ("doubtful", "wrong")
+        ]
+
+    def _repr_html_(self) -> str:
+        colours = {"ok": "#009E73", "doubtful": "#E69F00", "wrong": "#D55E00", "": "inherit"}
+        head = "<tr><th></th><th>value</th><th>bound</th><th>verdict</th></tr>"
+        body = "".join(
+            f"<tr><td>{html.escape(line.name)}</td><td>{html.escape(line.shown)}</td>"
+            f"<td>{html.escape(line.bound)}</td>"
+            f'<td style="color:{colours[line.verdict]}">{html.escape(line.verdict)}</td></tr>'
+            for line in self._lines.values()
+        )
+        told = "".join(f"<li>{html.escape(name)}: {html.escape(advice)}</li>" for name, advice in self.advice)
+        told = f"<ul>{told}</ul>" if told else ""
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        title = f"<b>{html.escape(self.title)}: {self.verdict}</b>"
+        return f"{title}<table>{head}{body}</table>{told}{note}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent="  ")
+
+
+def graded(size: float, doubtful: float, wrong: float) -> str:
+    """The verdict on a number that should be small; NaN is wrong."""
+    return "ok" if size <= doubtful else "doubtful" if size <= wrong else "wrong"
+
+
+def plain(x: float) -> str:
+    """Three digits."""
+    return f"{x:.3g}"

@@ -1,0 +1,172 @@
+r"""
+``to_arviz``: what ``az.from_numpyro`` makes of a run, and what it cannot know.
+
+Per draw, the weight :math:`w_l = h_l / \sum_k h_k` of :func:`~numpyro_sgmcmc.weights`, the kinetic temperature and the
+thermostats; as attributes the kernel's settings, the versions and the verdicts, so that a saved netCDF file says how it
+was made; and the log-likelihood :math:`\log p(y_i \mid z_l)`, in chunks of rows, or of some rows only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from importlib.metadata import version
+import json
+from typing import Any
+
+import arviz as az
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+import xarray as xr
+
+from numpyro_sgmcmc.diagnostics.correction import Corrected
+from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run
+from numpyro_sgmcmc.diagnostics.log_likelihood import log_likelihood_of
+from numpyro_sgmcmc.diagnostics.summary import summary
+from numpyro_sgmcmc.diagnostics.weights import weights
+from numpyro_sgmcmc.kernels.settings import settings
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.utils.validation import checked_count
+
+
+def to_arviz(
+    mcmc: MCMC,
+    *model_args: Any,
+    log_likelihood: bool | int = False,
+    correction: Corrected | None = None,
+    seed: int = 0,
+    **model_kwargs: Any,
+) -> Any:
+    r"""
+    ArviZ's ``InferenceData`` (0.23) or ``DataTree`` (1.x) of a run.
+
+    Beyond ``az.from_numpyro`` the group ``sample_stats`` has ``weight``, ``temperature``, ``refused`` (steps refused in
+    a row) and, if they were collected, ``thermostat`` of each site. The attributes of ``posterior`` are ``settings``,
+    ``versions`` and ``verdicts`` as JSON, and ``verdict``, that of :func:`~numpyro_sgmcmc.summary`.
+
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
+    :param model_args: arguments of the model, for a summary with the data; none: the verdict is that of what the run
+        has kept.
+    :param log_likelihood: True: of all rows, evaluated in chunks, ``chains * draws * N`` numbers; a whole number: of so
+        many rows, drawn without replacement, whose numbers are the coordinate of the plate. ``az.loo`` of k of N rows
+        times N / k estimates that of all; ``az.loo_subsample`` takes the log-likelihood of all rows.
+    :param correction: draws of :func:`~numpyro_sgmcmc.corrected` in place of those of the run. What was done to them is
+        the attribute ``correction``.
+    :param int seed: of the rows that are drawn.
+    :param model_kwargs: keyword arguments of the model.
+    :raises ValueError: no run yet; a log-likelihood of more rows than there are.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGHMC, to_arviz
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> kernel = SGHMC(model, step_size=2e-3, friction=30.0, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> idata = to_arviz(mcmc, x, log_likelihood=50)
+        >>> idata.log_likelihood["x"].shape, idata.sample_stats["temperature"].shape
+        ((1, 500, 50), (1, 500))
+        >>> idata.posterior.attrs["verdict"]
+        'right'
+    """
+    kernel, _ = checked_run(mcmc, "to_arviz")
+    found = summary(mcmc, *model_args, **model_kwargs)
+    args, kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    idata = az.from_numpyro(mcmc, log_likelihood=False)
+    attributes = {
+        "settings": json.dumps(_settings(mcmc, kernel)),
+        "versions": json.dumps(_versions()),
+        "verdict": found.verdict,
+        "verdicts": json.dumps({key: line.verdict for key, line in found.lines.items() if line.verdict}),
+    }
+    if correction is not None:
+        if not isinstance(correction, Corrected):
+            raise TypeError(f"correction={type(correction).__name__}: give corrected(mcmc, ...).")
+        attributes["correction"] = correction.done
+    posterior = _dataset(idata, "posterior")
+    for site, draws in (correction or {}).items():
+        if site in posterior:
+            posterior[site] = (posterior[site].dims, draws)
+    _replace(idata, "posterior", posterior.assign_attrs(attributes))
+    _replace(idata, "sample_stats", _dataset(idata, "sample_stats").assign(_statistics(mcmc)))
+    if log_likelihood is not False:
+        rows = None if log_likelihood is True else checked_count("log_likelihood", log_likelihood)
+        _replace(idata, "log_likelihood", log_likelihood_of(mcmc, kernel, args, kwargs, rows, seed))
+    return idata
+
+
+def _dataset(idata: Any, group: str) -> xr.Dataset:
+    found = getattr(idata, group)
+    return (found if isinstance(found, xr.Dataset) else found.to_dataset()).copy()
+
+
+def _replace(idata: Any, group: str, dataset: xr.Dataset) -> None:
+    if isinstance(idata, getattr(xr, "DataTree", ())):
+        idata[group] = xr.DataTree(dataset=dataset)  # pyright: ignore[reportAttributeAccessIssue]
+    elif hasattr(idata, group):
+        setattr(idata, group, dataset)
+    else:
+        idata.add_groups({group: dataset})
+
+
+def _statistics(mcmc: MCMC) -> dict[str, Any]:
+    kept = mcmc.get_extra_fields(group_by_chain=True)
+    monitor, dims = kept["monitor"], ("chain", "draw")
+    added = {"weight": (dims, weights(mcmc, group_by_chain=True)), "refused": (dims, np.asarray(monitor.refused))}
+    if not np.isnan(np.asarray(monitor.temperature, float)).all():
+        added["temperature"] = (dims, np.asarray(monitor.temperature))
+    thermostat = kept.get("thermostat")
+    for name, value in (thermostat if isinstance(thermostat, Mapping) else {"": thermostat}).items():
+        if value is not None and np.size(value):
+            key = f"thermostat_{name}" if name else "thermostat"
+            own = tuple(f"{key}_dim_{k}" for k in range(np.ndim(value) - 2))
+            added[key] = (dims + own, np.asarray(value))
+    return added
+
+
+def _settings(mcmc: MCMC, kernel: SGMCMC) -> dict[str, Any]:
+    state = mcmc.last_state
+    assert state is not None
+    found = {
+        "kernel": type(kernel).__name__,
+        "dynamics": _options(kernel.dynamics),
+        "integrator": getattr(kernel.integrator, "word", type(kernel.integrator).__name__),
+        "gradient": _options(kernel.gradient),
+        "rows": _options(kernel.rows),
+        "batch_size": kernel.batch_size,
+        "steps_per_sample": kernel.steps_per_sample,
+        "step_size": np.asarray(state.step_size, float).ravel().tolist(),
+        "num_warmup": mcmc.num_warmup,
+        "num_samples": mcmc.num_samples,
+        "num_chains": mcmc.num_chains,
+        "thinning": mcmc.thinning,
+    }
+    if kernel._chain.tuned:
+        tuned = settings(mcmc)
+        for name in ("steps_per_sample", "gradient_noise", "predicted_inflation", "passes", "scores"):
+            found[name] = jax.tree.map(lambda x: np.asarray(x).tolist(), tuned[name])
+    return found
+
+
+def _options(part: Any) -> dict[str, Any]:
+    """The name of a part and its options, but for arrays."""
+    options = {field.name: getattr(part, field.name) for field in fields(part)} if is_dataclass(part) else {}
+    plain = {key: value for key, value in options.items() if isinstance(value, (int, float, str, bool))}
+    return {"name": type(part).__name__} | plain
+
+
+def _versions() -> dict[str, str]:
+    import numpyro_sgmcmc
+
+    return {"numpyro_sgmcmc": numpyro_sgmcmc.__version__} | {
+        name: version(name) for name in ("numpyro", "jax", "arviz")
+    }

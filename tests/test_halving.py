@@ -1,0 +1,108 @@
+"""``step_halving``: chains whose bias is known."""
+
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import models
+import numpy as np
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_sgmcmc import SGHMC, SGLD, WithoutReplacement, step_halving
+from numpyro_sgmcmc.diagnostics.continued import altered, last_states, potential_of
+from numpyro_sgmcmc.diagnostics.halving import order
+
+X = models.ROWS.astype(np.float32)
+MEAN, VARIANCE = models.gaussian_posterior(X)
+
+
+def run(kernel, *args, seed=0, num_samples=500, num_chains=8, method="vectorized", num_warmup=100):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method=method,
+        progress_bar=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mcmc.run(random.key(seed), *args, init_params={"mu": jnp.full(num_chains, MEAN)})
+    return mcmc
+
+
+@pytest.mark.optimised
+def test_an_inflation_by_the_step_size_is_found_and_extrapolated():
+    """SGLD at h U'' = 1 has twice the variance; in most cases the extrapolation is nearer to the truth."""
+    nearer, changes = 0, []
+    for seed in range(10):
+        mcmc = run(SGLD(models.gaussian, step_size=1.0 * VARIANCE, steps_per_sample=4), X, seed=seed)
+        found = step_halving(mcmc, random.key(100 + seed), X)["mu"]
+        sd = float(np.asarray(mcmc.get_samples()["mu"]).std())
+        nearer += abs(found["extrapolated_sd"] - VARIANCE**0.5) < abs(sd - VARIANCE**0.5)
+        changes.append(float(found["sd_change"]))
+        assert found["verdict"] == "wrong"
+    assert nearer >= 8, nearer
+    exact = 1 - (2 / (4 / 3)) ** 0.5  # variances at h and at h / 2, in units of the latter
+    error = np.std(changes, ddof=1) / len(changes) ** 0.5
+    assert abs(np.mean(changes) - exact) < 4 * error < 0.05, (np.mean(changes), exact, error)
+
+
+@pytest.mark.optimised
+def test_minibatch_noise_is_found_by_twice_the_batch():
+    h, D = 0.02, 1.0
+    kernel = SGHMC(
+        models.gaussian, step_size=h, friction=D, batch_size=2, rows=WithoutReplacement(), steps_per_sample=50
+    )
+    mcmc = run(kernel, X, num_samples=400)
+    found = step_halving(mcmc, random.key(1), X, vary="batch_size")
+    before = np.asarray(mcmc.get_samples()["mu"]).std() / VARIANCE**0.5 - 1
+    after = found["mu"]["extrapolated_sd"] / VARIANCE**0.5 - 1
+    assert before > 0.3 and abs(after) < 0.5 * before
+    assert found.verdict == "wrong"
+
+
+@pytest.mark.optimised
+def test_a_right_run_does_not_change():
+    kernel = SGHMC(models.gaussian, step_size=0.1, friction=5.0, steps_per_sample=20)
+    found = step_halving(run(kernel, X, num_samples=1000), random.key(1), X)
+    assert found.verdict == "right", str(found)
+    assert abs(found["mu"]["mean_change"]) < 5 * found["mu"]["mean_error"] < 0.2
+
+
+@pytest.mark.parametrize("method", ["vectorized", "sequential"])
+def test_tuned_chains_go_on_with_half_their_step(method):
+    mcmc = run(SGHMC(models.gaussian, batch_size=models.B), X, num_chains=2, num_samples=20, method=method)
+    before = jax.tree.map(np.asarray, mcmc.last_state)
+    found = step_halving(mcmc, random.key(1), X, num_samples=40)
+    assert np.isfinite(found["mu"]["extrapolated_sd"]) and found["mu"]["extrapolated_sd"].shape == ()
+    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, mcmc.last_state))
+    kernel = mcmc.sampler
+    states, plates = last_states(kernel, mcmc.last_state), potential_of(kernel, (X,), {}).plates
+    _, (half, _) = altered(kernel, states, plates, step=0.5, longer=2)
+    assert half.tuning.step_size == states[0].tuning.step_size / 2
+    assert half.tuning.num_steps == 2 * states[0].tuning.num_steps
+    twice, (noise, _) = altered(kernel, states, plates, batch=2)
+    assert twice.batch_size == {"N": 12}
+    np.testing.assert_allclose(noise.auxiliary, states[0].auxiliary * (1 / 12 - 1 / 24) / (1 / 6 - 1 / 24), rtol=1e-6)
+
+
+def test_orders():
+    kernel = lambda word, **options: SGHMC(models.gaussian, step_size=0.1, integrator=word, **options)  # noqa: E731
+    assert order(kernel("ABOBA"), False) == order(kernel("ABOBA"), True) == 2
+    assert order(kernel("ABOBA", rows=WithoutReplacement()), True) == 1
+    assert order(kernel("NOGIN"), True) == 2
+    assert order(kernel("euler"), False) == order(kernel("ABO"), False) == 1
+
+
+def test_errors():
+    mcmc = run(SGLD(models.gaussian, step_size=1e-3), X, num_samples=20, num_chains=2)
+    with pytest.raises(ValueError, match="no plate is minibatched"):
+        step_halving(mcmc, random.key(0), X, vary="batch_size")
+    with pytest.raises(ValueError, match="vary='h' must be one of"):
+        step_halving(mcmc, random.key(0), X, vary="h")
+    mcmc = run(SGLD(models.gaussian, step_size=1e-3, batch_size=12), X, num_samples=20, num_chains=2)
+    with pytest.raises(ValueError, match="twice the 12 rows"):
+        step_halving(mcmc, random.key(0), X, vary="batch_size")

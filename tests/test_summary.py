@@ -1,0 +1,349 @@
+"""``summary``: its numbers against exact laws, planted faults, and what it takes."""
+
+import functools
+import warnings
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import models
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+import pytest
+
+from numpyro_sgmcmc import (
+    MSGNHT,
+    SAGA,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    SVRG,
+    ControlVariate,
+    Minibatch,
+    WithoutReplacement,
+    summary,
+)
+from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
+from numpyro_sgmcmc.diagnostics.linear_law import linear_law
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, error_of, r_hat, standard_error
+from numpyro_sgmcmc.diagnostics.scores import gradients, identities
+from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
+from numpyro_sgmcmc.dynamics.overdamped import Overdamped
+from numpyro_sgmcmc.dynamics.splitting import named
+from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+
+CURVATURE, NOISE = np.array([0.5, 1.0, 4.0]), np.array([3.0, 10.0, 20.0])
+rng = np.random.default_rng(3)
+N = 2400
+X = rng.normal(size=(N, 3)) @ np.array([[1.0, 0.8, 0.0], [0.0, 0.6, 0.0], [0.0, 0.0, 2.0]])
+Y = X @ np.array([1.0, -1.0, 0.5]) + rng.normal(size=N)
+X, Y = X.astype(np.float32), Y.astype(np.float32)
+
+
+def regression(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 10).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(X)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1.0), obs=y[rows])
+
+
+def law(dynamics, word, h, **options):
+    return linear_law(dynamics, named(word, dynamics), h, CURVATURE, NOISE, **options)
+
+
+# -- the law of a step ----------------------------------------------------------------------------------------------
+
+
+def test_laws_that_are_known():
+    sgld = law(Overdamped(), "E", 0.1)
+    np.testing.assert_allclose(sgld.step, 1 / (1 - 0.1 * CURVATURE / 2) - 1, rtol=1e-5)
+    np.testing.assert_allclose(sgld.noise, 0.1 * NOISE / 2 / (1 - 0.1 * CURVATURE / 2), rtol=1e-5)
+    aboba = law(Underdamped(2.0), "ABOBA", 0.1)
+    np.testing.assert_allclose(aboba.step, 0, atol=1e-5)
+    np.testing.assert_allclose(aboba.noise, 0.1 * NOISE / 4, rtol=0.01)  # h s^2 / (2 D), to first order
+    nogin = law(Underdamped(2.0), "NOGIN", 0.1, known=NOISE)
+    np.testing.assert_allclose(nogin.step + nogin.noise, 0, atol=1e-5)
+    balanced = law(NoseHoover(2.0, elementwise=True), "ADOBODA", 0.02, thermostat=2 + 0.01 * NOISE)
+    np.testing.assert_allclose(balanced.step + balanced.noise, 0, atol=1e-3)  # to first order in h
+    assert (balanced.noise > 0.01).all()
+
+
+def test_where_a_step_is_no_longer_stable():
+    for word, limit in (("ABOBA", 2 / np.sqrt(CURVATURE)), ("BAOAB", 2 / np.sqrt(CURVATURE))):
+        inside, beyond = (
+            np.array([law(Underdamped(1.0), word, c * h).radius[k] for k, h in enumerate(limit)]) for c in (0.98, 1.02)
+        )
+        assert (inside < 1).all() and (beyond > 1).all(), word
+    assert np.isinf(law(Overdamped(), "E", 0.6).noise).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("epoch", [2, 5])
+@pytest.mark.parametrize("dynamics, word, h", [(Overdamped(), "E", 0.2), (Underdamped(1.5), "BAOAB", 0.3)])
+def test_reshuffled_noise_by_brute_force(dynamics, word, h, epoch):
+    """The response to each of the last errors, and their covariance within an epoch, over all places of an epoch."""
+    found = law(dynamics, word, h, epoch=epoch).noise
+    maps = law_maps(dynamics, word, h)
+    for k, (M, G) in enumerate(zip(*maps)):
+        steps = 600
+        response = np.array([(np.linalg.matrix_power(M, t) @ G)[0] for t in range(steps)])
+        totals = []
+        for place in range(epoch):
+            number = (np.arange(steps) + place) // epoch
+            same = number[:, None] == number[None, :]
+            covariance = epoch / (epoch - 1) * (np.eye(steps) - same / epoch)
+            totals.append(response @ covariance @ response)
+        expected = CURVATURE[k] * NOISE[k] * np.mean(totals)
+        assert abs(found[k] / expected - 1) < 0.01, (found[k], expected)
+
+
+def law_maps(dynamics, word, h):
+    from numpyro_sgmcmc.diagnostics import linear_law as module
+
+    with jax.enable_x64(True):
+        M, _, G = module._maps(dynamics, named(word, dynamics), h, CURVATURE, (), None)
+    return np.asarray(M), np.asarray(G)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_standard_errors_of_a_chain_with_memory():
+    """An autoregression, whose mean has a known variance."""
+    noise = np.random.default_rng(0).normal(size=(400, 4, 2000))
+    x = np.zeros_like(noise)
+    for t in range(1, 2000):
+        x[..., t] = 0.9 * x[..., t - 1] + noise[..., t]
+    exact = 1 / (1 - 0.9) / np.sqrt(4 * 2000)
+    found = np.array([standard_error(one) for one in x[:60]])
+    assert 0.95 < found.mean() / exact < 1.25
+    z = np.abs(x[:, :, 100:].mean((1, 2)))[:60] / found
+    assert z.max() < bound(1, 4)
+    half = np.array([error_of(lambda x: x.mean(0), one) for one in x[:20]])
+    assert 0.85 < half.mean() / exact < 1.15
+
+
+def test_r_hat_of_chains_that_stand_still():
+    still = np.broadcast_to(np.array([0.0, 1.0])[:, None, None], (2, 20, 1))
+    assert np.isinf(r_hat(still)).all() and (r_hat(np.zeros((2, 20, 1))) == 1).all()
+
+
+# -- the identities -------------------------------------------------------------------------------------------------
+
+PRECISION = np.array([[2.0, -1.2, 0.0], [-1.2, 1.0, 0.3], [0.0, 0.3, 0.5]])
+
+
+def normal_draws(shift=0.0, stretch=1.0, draws=2000):
+    """Of a normal law in which coordinate 1 is off by so many sds, and all are stretched."""
+    z = np.random.default_rng(1).normal(size=(4, draws, 3)) @ np.linalg.cholesky(np.linalg.inv(PRECISION)).T * stretch
+    sd = np.sqrt(np.linalg.inv(PRECISION)[1, 1])
+    return z + np.array([0.0, shift * sd, 0.0])
+
+
+def test_identities_of_right_draws():
+    z = normal_draws()
+    of = identities(z, z @ PRECISION + np.random.default_rng(2).normal(size=z.shape))
+    for deviation, error in (
+        (of.gradient, of.gradient_error),
+        (of.virial - 1, of.virial_error),
+        (of.shift, of.shift_error),
+        (of.inflation, of.inflation_error),
+    ):
+        assert (np.abs(deviation) < bound(6, 4) * error).all()
+        assert (error < 0.1).all()
+    np.testing.assert_allclose(of.scale, np.sqrt(np.diag(PRECISION)), rtol=0.05)
+
+
+@pytest.mark.parametrize("shift, stretch", [(0.3, 1.0), (0.0, 1.15), (0.0, 0.87), (-0.3, 1.0)])
+def test_identities_show_what_is_wrong_in_correlated_coordinates(shift, stretch):
+    """And by how much: in the coordinates themselves the numbers would be those of the narrow directions."""
+    z = normal_draws(shift, stretch)
+    of = identities(z, z @ PRECISION)
+    np.testing.assert_allclose(of.shift, [0, shift, 0], atol=4 * of.shift_error.max() + 0.02)
+    np.testing.assert_allclose(of.inflation, stretch**2 - 1, atol=4 * of.inflation_error.max() + 0.02)
+    worst = max((np.abs(of.shift) / of.shift_error).max(), (np.abs(of.inflation) / of.inflation_error).max())
+    assert worst > bound(6, 4)
+
+
+def short(kernel, *args, num_warmup=50, num_samples=60, num_chains=2, seed=0, **options):
+    options = {"chain_method": "vectorized", "progress_bar": False} | options
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=num_chains, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mcmc.run(random.key(seed), *args)
+    return mcmc
+
+
+def test_the_control_variate_of_a_linear_gradient_leaves_no_noise():
+    """Rows enter the gradient of a normal mean by a constant alone, so that g is the gradient over all rows."""
+    x = np.random.default_rng(0).normal(size=3000).astype(np.float32)
+    mcmc = short(SGLD(models.gaussian, step_size=1e-4, batch_size=30), x)
+    draws = unconstrained_draws(mcmc, (x,), {}, 1000, "test")
+    found = gradients(mcmc.sampler, draws, (x,), {}, random.key(1))
+    exact = draws.z * (3000 + models.PRIOR_SD**-2) - x.astype(float).sum()
+    assert not found.whole and found.rows == 30
+    np.testing.assert_allclose(found.values, exact, atol=0.02 * 3000**0.5)
+
+
+def test_draws_are_taken_back_to_unconstrained_space():
+    x = models.VECTORS.astype(np.float32)
+    mcmc = short(SGHMC(models.constrained, step_size=1e-2, friction=5.0, batch_size=models.B), x)
+    draws = unconstrained_draws(mcmc, (x,), {}, 1000, "test")
+    last = mcmc.last_state.z
+    assert draws.names[0].startswith("corr[") and draws.names[-1] == "weights[1]" and "scale" in draws.names
+    flat = np.concatenate([np.asarray(last[name]).reshape(2, -1) for name in sorted(last)], 1)
+    np.testing.assert_allclose(draws.z[:, -1], flat, atol=1e-4)
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+RIGHT = {"step_size": 1e-3, "friction": 30.0, "batch_size": 600, "steps_per_sample": 60}  # frequencies of 22 to 98
+
+
+@functools.cache
+def run(seed=0, start=0.0, warmup=50, kernel=SGHMC, draws=500, **options):
+    start = {"w": jnp.array([1.0, -1.0, 0.5]) + start * jnp.ones((4, 3)) * 0.02}
+    mcmc = MCMC(
+        kernel(regression, **(RIGHT if kernel is SGHMC else {}) | options),
+        num_warmup=warmup,
+        num_samples=draws,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mcmc.run(random.key(seed), X, Y, init_params=start)
+    return mcmc
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("seed", range(3))
+def test_right_runs_are_right(seed):
+    found = summary(run(seed), X, Y)
+    assert found.verdict == "right", str(found)
+    assert abs(found["inflation_by_step"]["value"]) < 1e-3
+    assert summary(run(seed)).verdict == "right"
+
+
+class TwiceTheRows(Minibatch):
+    """As where N / n is wrong by 2."""
+
+    def evaluate(self, potential, z, rows, gradient_state, rng_key):
+        found = super().evaluate(potential, z, rows, gradient_state, rng_key)
+        return found._replace(gradient=jax.tree.map(lambda g: 2 * g, found.gradient))
+
+
+FAULTS = {
+    "friction too small": ({"friction": 3.0, "rows": WithoutReplacement()}, "virial"),
+    "batches too small": ({"batch_size": 60, "rows": WithoutReplacement()}, "inflation_by_noise"),
+    "N / n wrong": ({"gradient": TwiceTheRows()}, "virial"),
+    "never arrived": ({"start": 50.0, "warmup": 0, "step_size": 2e-5, "draws": 100}, "kinetic_temperature"),
+    "unstable": ({"step_size": 3e-2}, "kinetic_temperature"),
+}
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults(fault):
+    options, line = FAULTS[fault]
+    found = summary(run(**options), X, Y)
+    assert found.verdict == "wrong", str(found)
+    assert found[line]["verdict"] == "wrong", str(found)
+
+
+@pytest.mark.optimised
+def test_predicted_inflation_is_what_comes_out():
+    """Of independent small batches: predicted, seen by the identities, and true of the draws."""
+    mcmc = run(batch_size=100, rows=WithoutReplacement(), draws=2000)
+    found = summary(mcmc, X, Y)
+    A = X.astype(float)
+    exact = np.linalg.inv(A.T @ A + np.eye(3) / 100)
+    true = np.asarray(mcmc.get_samples()["w"]).var(0) / np.diag(exact) - 1
+    predicted = np.array(list(found["inflation_by_noise"]["by_coordinate"].values()))
+    assert 0.3 < true.min()
+    np.testing.assert_allclose(predicted, true, rtol=0.2, atol=0.1)
+
+
+def test_one_chain_that_stands_still():
+    mcmc = short(SGHMC(regression, **RIGHT), X, Y, num_samples=100)
+    stuck = mcmc.get_samples(group_by_chain=True)["w"].at[1].set(0.0)
+    mcmc._states["z"]["w"] = stuck
+    found = summary(mcmc, X, Y)
+    assert found.verdict == "wrong" and found["refused"]["standing_still"] == 1
+
+
+def test_rows_that_are_not_finite():
+    y = Y.copy()
+    y[7] = np.nan
+    found = summary(run(), X, y)
+    assert found["score"]["verdict"] == "wrong" and "not finite" in found["score"]["advice"]
+
+
+# -- what it takes --------------------------------------------------------------------------------------------------
+
+ROWS = models.ROWS.astype(np.float32)
+SMALL = {"step_size": 2e-2, "batch_size": models.B, "steps_per_sample": 5}
+KERNELS = {
+    "sgld": lambda: SGLD(models.gaussian, **SMALL | {"step_size": 1e-3}),
+    "bares all": lambda: SGHMC(models.gaussian, step_size=0.1, friction=3.0),
+    "sgnht": lambda: SGNHT(models.gaussian, diffusion=5.0, **SMALL),
+    "msgnht": lambda: MSGNHT(models.gaussian, diffusion=5.0, **SMALL),
+    "nogin": lambda: SGHMC(models.gaussian, friction=5.0, integrator="NOGIN", **SMALL),
+    "baoab": lambda: SGHMC(models.gaussian, friction=5.0, integrator="BAOAB", **SMALL),
+    "saga": lambda: SGHMC(models.gaussian, friction=5.0, gradient=SAGA(), **SMALL),
+    "svrg": lambda: SGHMC(models.gaussian, friction=5.0, gradient=SVRG(10), **SMALL),
+    "centre": lambda: SGHMC(models.gaussian, friction=5.0, gradient=ControlVariate({"mu": jnp.asarray(0.7)}), **SMALL),
+    "tuned": lambda: SGHMC(models.gaussian, batch_size=models.B),
+    "tuned sgnht": lambda: SGNHT(models.gaussian, batch_size=models.B),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel(name):
+    found = summary(short(KERNELS[name](), ROWS), ROWS)
+    assert {"score", "virial", "inflation_by_noise", "stability", "r_hat"} <= found.keys()
+    numbers = [line["value"] for line in found.values()]
+    assert np.isfinite(numbers).all()
+    assert ("kinetic_temperature" in found) == (name != "sgld")
+    assert ("thermostat" in found) == ("sgnht" in name)
+    assert abs(found["inflation_by_step"]["value"]) < 0.05
+
+
+@pytest.mark.parametrize("method", ["sequential", "parallel", "vectorized"])
+def test_every_chain_method(method):
+    mcmc = short(SGHMC(models.gaussian, batch_size=models.B), ROWS, chain_method=method)
+    assert np.isfinite(summary(mcmc, ROWS)["virial"]["value"])
+
+
+def test_one_chain_and_two_plates():
+    table = models.TABLE.astype(np.float32)
+    kernel = SGHMC(models.crossed, friction=5.0, **SMALL | {"batch_size": {"columns": 6, "rows": 2}})
+    found = summary(short(kernel, table, num_chains=1), table)
+    assert set(found["score"]["by_site"]) == {"mu", "scale"}
+
+
+def test_a_table_for_people_and_a_dict_for_programs():
+    mcmc = run()
+    found = summary(mcmc, X, Y, seconds=2.0)
+    assert dict(found)["score"]["where"].startswith("w[")
+    lines = str(found).splitlines()
+    assert lines[0] == "The run: right" and any(line.startswith("E[dU/dz] = 0") for line in lines)
+    assert max(map(len, lines)) < 160
+    assert "<table>" in found._repr_html_() and "&lt;=" in found._repr_html_()
+    evaluations = found["gradient_evaluations"]
+    assert evaluations["value"] == 4 * 550 * 60 and evaluations["per_second"] == evaluations["value"] / 2
+    assert found["passes"]["value"] == pytest.approx(4 * 550 * 60 * 600 / N)
+    assert summary(mcmc, X, Y, max_draws=100)["looked_at"]["value"] == 100
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="give a numpyro.infer.MCMC"):
+        summary(3)
+    with pytest.raises(TypeError, match="not NUTS"):
+        summary(MCMC(NUTS(models.gaussian), num_warmup=1, num_samples=1))
+    with pytest.raises(ValueError, match="no draws yet"):
+        summary(MCMC(KERNELS["sgld"](), num_warmup=1, num_samples=1))
+    mcmc = short(KERNELS["sgld"](), ROWS, num_samples=5)
+    with pytest.raises(ValueError, match="at least 8 draws"):
+        summary(mcmc, ROWS)
