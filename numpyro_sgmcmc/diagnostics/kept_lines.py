@@ -47,7 +47,7 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
         twice = 2 if hasattr(kernel._chain_for(potential).gradient, "anchor") else 1
         passes = evaluations * twice * float(np.prod(share))
         lines["passes"] = Line("passes through the data, by the steps", passes, plain(passes))
-    except ValueError:
+    except (TypeError, ValueError):
         pass  # the arguments of the run are not known any more, as after unpickling
     shown = plain(evaluations)
     if seconds is not None:

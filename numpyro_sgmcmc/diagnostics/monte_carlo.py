@@ -19,6 +19,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 BLOCKS = 20  # of a chain
 FALSE_ALARMS = 1e-3  # of a whole table line, where all is right
+TOGETHER = 256  # coordinates whose autocovariances are held at once
 FEWEST = 8  # draws of a chain for which a standard error is estimated
 
 
@@ -51,8 +52,10 @@ def effective(x: np.ndarray) -> np.ndarray:
     n = x.shape[0] * x.shape[1]
     if x.shape[1] < 4:
         return np.ones(x.shape[2:])
+    columns = x.reshape(*x.shape[:2], -1)
+    parts = np.split(columns, range(TOGETHER, columns.shape[-1], TOGETHER), axis=-1)
     with np.errstate(all="ignore"):
-        found = np.asarray(effective_sample_size(x))
+        found = np.concatenate([effective_sample_size(part) for part in parts], -1).reshape(x.shape[2:])
     return np.clip(np.nan_to_num(found, nan=n, posinf=n, neginf=1), 1, n)
 
 

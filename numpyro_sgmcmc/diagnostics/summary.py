@@ -29,6 +29,9 @@ from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
 from numpyro_sgmcmc.model.potential import ModelPotential
 
+NUMBERS = 2**25  # coordinates times draws that are looked at, at most
+FEWEST = 400  # draws that are looked at whatever the number of coordinates
+
 
 def summary(
     mcmc: MCMC, *model_args: Any, max_draws: int = 4000, seconds: float | None = None, **model_kwargs: Any
@@ -43,7 +46,8 @@ def summary(
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
     :param model_args: arguments of the model, as they were given to ``mcmc.run``; none: only what the run has kept is
         looked at.
-    :param int max_draws: draws at which gradients are evaluated, over all chains, evenly thinned.
+    :param int max_draws: draws at which gradients are evaluated, over all chains, evenly thinned; fewer, but 400, where
+        these would be more than 2**25 numbers.
     :param seconds: that the run took, for the gradient evaluations a second; NumPyro keeps no times.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
@@ -90,7 +94,9 @@ def summary(
             "score."
         )
         return Summary("The run", lines, note)
-    draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "summary")
+    coordinates = sum(x[0, 0].size for x in latent_draws(mcmc).values())
+    few = min(max_draws, max(FEWEST, NUMBERS // coordinates))
+    draws = unconstrained_draws(mcmc, model_args, model_kwargs, few, "summary")
     lines |= kept_lines(mcmc, kernel, state, draws.z, list(draws.names))
     key_scores, key_pairs = random.split(key_of(state))
     found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
