@@ -2,6 +2,8 @@
 
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
+from numpyro_sgmcmc.dynamics.matrices import LinearMap
+from numpyro_sgmcmc.dynamics.recipe import Recipe
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
@@ -31,9 +33,11 @@ __all__ = [
     "ControlVariate",
     "Cyclical",
     "GradientNoise",
+    "LinearMap",
     "Minibatch",
     "Piecewise",
     "Polynomial",
+    "Recipe",
     "Reshuffled",
     "SGMCMCState",
     "Splitting",

@@ -33,7 +33,7 @@ from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.tuning.tuner import Tuner
-from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
@@ -126,6 +126,11 @@ class SGMCMC(MCMCKernel):
             check_independent(scheme, integrator)
         check_center(estimator, step_size)
         check_mass_has_step(getattr(dynamics, "inverse_mass_matrix", 1.0), step_size)
+        if step_size is None and isinstance(dynamics, Checked):
+            raise ValueError(
+                f"step_size= is missing: the warm-up does not find one for {type(dynamics).__name__}, which moves in z "
+                "itself. Give a step_size."
+            )
         self._model = checked_model(model)
         self._chain = Chain(
             dynamics,
@@ -231,6 +236,10 @@ class SGMCMC(MCMCKernel):
         state, energies = on_potential(start)(rng_key, init_params)
         if not isinstance(rng_key, Tracer):
             check_energies(energies)
+            if isinstance(self.dynamics, Checked):
+                first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
+                report = on_potential(lambda p, *at: self._chain_for(p).dynamics.report(*at))
+                self.dynamics.check(report(first, jnp.ravel(state.step_size)[0]), first)
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # inside of a map over chains the energies are not known; those of a start of our own are
             with jax.ensure_compile_time_eval():
@@ -271,6 +280,9 @@ class SGMCMC(MCMCKernel):
 
     def _chain_for(self, potential: ModelPotential) -> Chain:
         """The chain with the estimator that is for this potential, where the user leaves it to us."""
+        dynamics = self._chain.dynamics.bind(potential)
+        if dynamics is not self._chain.dynamics:
+            return replace(self._chain, dynamics=dynamics)
         plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs
         if self._chain.tuned and self._chain.gradient == ControlVariate() and plain:
             return replace(self._chain, gradient=Minibatch())
