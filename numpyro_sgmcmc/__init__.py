@@ -3,6 +3,7 @@
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
 from numpyro_sgmcmc.dynamics.matrices import LinearMap
+from numpyro_sgmcmc.dynamics.metrics import Energy, Fisher
 from numpyro_sgmcmc.dynamics.recipe import Recipe
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
@@ -14,6 +15,8 @@ from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
+from numpyro_sgmcmc.kernels.sgrhmc import SGRHMC
+from numpyro_sgmcmc.kernels.sgrld import SGRLD
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.tuning.mode import find_mode
@@ -28,10 +31,14 @@ __all__ = [
     "SGLD",
     "SGMCMC",
     "SGNHT",
+    "SGRHMC",
+    "SGRLD",
     "SVRG",
     "Constant",
     "ControlVariate",
     "Cyclical",
+    "Energy",
+    "Fisher",
     "GradientNoise",
     "LinearMap",
     "Minibatch",

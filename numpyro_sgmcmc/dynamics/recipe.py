@@ -134,6 +134,8 @@ class Recipe(Dynamics):
             raise ValueError("auxiliary= needs a kinetic= that is a function of the phase: the energy of both.")
         if self.exact not in (None, True, False):
             raise ValueError(f"exact={self.exact!r} must be True, False or None.")
+        if self.D is None and self.gradient_noise is not None:
+            raise ValueError("gradient_noise= is taken out of the injected noise, and without D= none is injected.")
         if isinstance(self.gradient_noise, str) and self.gradient_noise != "measured":
             raise ValueError(f"gradient_noise={self.gradient_noise!r}: give the variance itself, or 'measured'.")
 
@@ -216,7 +218,9 @@ class Recipe(Dynamics):
         x, h = layout.ravel(phase), jnp.asarray(h, n.dtype)
         signs = jnp.where(n < 0, -1, 1).astype(n.dtype)
         drift = self.drift(phase, gradient, signs)
-        step = h * layout.ravel(drift) + self._covariance(phase, layout, h, told).factor(n)
+        step = h * layout.ravel(drift)
+        if self.D is not None:
+            step = step + self._covariance(phase, layout, h, told).factor(n)
         moved = layout.unravel(x + step, phase)
         moved = phase._replace(**{part: getattr(moved, part) for part in parts})
         if isinstance(whole.auxiliary, Measured):
@@ -274,7 +278,7 @@ class Recipe(Dynamics):
 
     def _covariance(self, phase: Phase, layout: Layout, h: jax.Array, told: Any) -> Matrix:
         """2 D h - B h^2."""
-        D = Matrix("D", 0.0, layout) if self.D is None else self._matrix("D", self.D, phase, layout, 1)
+        D = self._matrix("D", self.D, phase, layout, 1)
         if self.gradient_noise is None:
             return D.scaled(2 * h)
         V = told if told is not None else self.gradient_noise
@@ -288,7 +292,7 @@ class Recipe(Dynamics):
     def report(self, phase: Phase, h: jax.Array) -> Any:
         told, phase = self._variables(phase)
         layout = Layout(phase)
-        report = {"noise": self._covariance(phase, layout, h, told).shown()}
+        report = {} if self.D is None else {"noise": self._covariance(phase, layout, h, told).shown()}
         for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
             if of is not None:
                 report[what] = self._matrix(what, of, phase, layout, sign).shown()
@@ -300,7 +304,8 @@ class Recipe(Dynamics):
         for what in ("D", "Q"):
             if what in report:
                 check_matrix(what, np.asarray(report[what], float), layout)
-        check_noise(np.asarray(report["noise"], float), layout)
+        if self.gradient_noise is not None:
+            check_noise(np.asarray(report["noise"], float), layout)
 
 
 PARTS = {"A": POSITION, "P": MOMENTUM, "X": AUXILIARY}

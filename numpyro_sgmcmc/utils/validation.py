@@ -142,6 +142,20 @@ def checked_inverse_mass(value: Any) -> Any:
     return float(checked)
 
 
+def checked_metric(metric: Any) -> Any:
+    """
+    A function of the position, or an object that makes one of a potential.
+
+    :raises TypeError: neither.
+    """
+    if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "bind")):
+        raise TypeError(
+            f"metric={metric!r} is not a function of z, the unconstrained values by site. For a constant use "
+            "SGLD(model, inverse_mass_matrix=...), for one of the model metric=Fisher()."
+        )
+    return metric
+
+
 def check_inverse_mass_fits(inverse_mass: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """
     :raises ValueError: a dict that is not like ``z``.
