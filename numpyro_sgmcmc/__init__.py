@@ -10,6 +10,7 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
 from numpyro_sgmcmc.gradients.svrg import SVRG
+from numpyro_sgmcmc.kernels.scir import SCIR
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
@@ -17,6 +18,7 @@ from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
 from numpyro_sgmcmc.kernels.sgrhmc import SGRHMC
 from numpyro_sgmcmc.kernels.sgrld import SGRLD
+from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.tuning.mode import find_mode
@@ -27,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MSGNHT",
     "SAGA",
+    "SCIR",
     "SGHMC",
     "SGLD",
     "SGMCMC",
@@ -38,10 +41,12 @@ __all__ = [
     "ControlVariate",
     "Cyclical",
     "Energy",
+    "ExpandedMean",
     "Fisher",
     "GradientNoise",
     "LinearMap",
     "Minibatch",
+    "Natural",
     "Piecewise",
     "Polynomial",
     "Recipe",

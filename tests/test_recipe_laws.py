@@ -31,7 +31,11 @@ def x64():
 
 def energy(z):
     """Not symmetric, not Gaussian, and correlated: what hides errors is left out."""
-    return z[0] ** 4 / 4 + z[0] / 2 + (z[1] ** 2 - 0.6 * z[0] * z[1] + 0.1 * z[1] ** 3 / (1 + z[1] ** 2) if z.size > 1 else 0)
+    return (
+        z[0] ** 4 / 4
+        + z[0] / 2
+        + (z[1] ** 2 - 0.6 * z[0] * z[1] + 0.1 * z[1] ** 3 / (1 + z[1] ** 2) if z.size > 1 else 0)
+    )
 
 
 def residual(dynamics, word, phase_of, nodes, weights):
@@ -131,7 +135,9 @@ def test_recipes_of_the_position(name):
     assert residual(OF_Z[name], "euler", position, *quadrature(energy, 0)) < ZERO
 
 
-@pytest.mark.parametrize("D", [own, lambda phase: jnp.exp(-(phase.z["z"][0] ** 2)), lambda phase: 2 + jnp.sin(phase.z["z"])])
+@pytest.mark.parametrize(
+    "D", [own, lambda phase: jnp.exp(-(phase.z["z"][0] ** 2)), lambda phase: 2 + jnp.sin(phase.z["z"])]
+)
 def test_recipes_in_one_dimension(D):
     assert residual(Recipe(D=D), "euler", position, *quadrature(energy, 0, d=1)) < ZERO
 
@@ -154,7 +160,9 @@ def nose_hoover(d):
 
 def riemann(metric, root):
     return Recipe(
-        D=lambda phase: {"momentum": metric(phase)}, Q=lambda phase: {("momentum", "z"): root(phase)}, kinetic=half_square
+        D=lambda phase: {"momentum": metric(phase)},
+        Q=lambda phase: {("momentum", "z"): root(phase)},
+        kinetic=half_square,
     )
 
 

@@ -174,7 +174,6 @@ class Matrix:
             out = out.at[block.rows].add(block.value)
         return out
 
-
     def scaled(self, by: jax.Array) -> "Matrix":
         """The matrix times a positive number."""
         if self.map is not None:

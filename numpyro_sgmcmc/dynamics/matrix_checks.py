@@ -54,7 +54,11 @@ def _check_positive(matrix: np.ndarray, layout: Layout, complaint: str, way_out:
         i = int(np.abs(vectors[:, 0]).argmax())
         raise ValueError(
             f"{complaint}: {_entry(layout, i, i)} is {matrix[i, i]:.6g}"
-            + (f", and an eigenvector that leans on it has a negative eigenvalue.{way_out}" if matrix[i, i] >= 0 else f".{way_out}")
+            + (
+                f", and an eigenvector that leans on it has a negative eigenvalue.{way_out}"
+                if matrix[i, i] >= 0
+                else f".{way_out}"
+            )
         )
 
 

@@ -137,7 +137,7 @@ class OfPosition:
         if self.part == "friction":
             return {"momentum": self.factor * value}
         root = jnp.sqrt(value) if value.ndim < 2 else jnp.linalg.cholesky(value, symmetrize_input=False)
-        return {("momentum", "z"): root}
+        return {("momentum", "z"): root.T}
 
 
 def plain(value: Any, phase: Phase) -> jax.Array:

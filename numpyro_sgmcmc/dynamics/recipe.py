@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 
@@ -153,7 +152,9 @@ class Recipe(Dynamics):
     @property
     def flows(self) -> Mapping[str, Flow]:
         told = isinstance(self.gradient_noise, str)
-        flows = {"E": _flow("Euler step of all variables", moves=True, contains=self._parts if self._parts != "A" else "")}
+        flows = {
+            "E": _flow("Euler step of all variables", moves=True, contains=self._parts if self._parts != "A" else "")
+        }
         if self._parts != "A":
             flows |= {letter: PARTS[letter] for letter in self._parts}
         return {letter: flow._replace(needs_variance=told) for letter, flow in flows.items()}
@@ -283,7 +284,9 @@ class Recipe(Dynamics):
             return D.scaled(2 * h)
         V = told if told is not None else self.gradient_noise
         V = V(phase) if callable(V) else V
-        V = layout.ravel(Phase(jax.tree.map(lambda v, z: jnp.broadcast_to(v, z.shape), trees.like(V, phase.z), phase.z)))
+        V = layout.ravel(
+            Phase(jax.tree.map(lambda v, z: jnp.broadcast_to(v, z.shape), trees.like(V, phase.z), phase.z))
+        )
         Q = Matrix("Q", 0.0, layout) if self.Q is None else self._matrix("Q", self.Q, phase, layout, -1)
         return D.less_noise(Q, V, h)
 

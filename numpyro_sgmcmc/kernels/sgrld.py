@@ -6,6 +6,7 @@ from typing import Any
 from numpyro_sgmcmc.dynamics.metrics import OfPosition
 from numpyro_sgmcmc.dynamics.recipe import Recipe
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.simplex_metrics import transforms_of
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_metric
 
@@ -91,3 +92,4 @@ class SGRLD(SGMCMC):
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
         )
+        object.__setattr__(self, "_transforms", transforms_of(metric))
