@@ -41,9 +41,12 @@ class CoxIngersollRoss(Dynamics):
     The process in z = log theta.
 
     :param dict rate: r > 0 by site, a number or an array like the site; 1 for others.
+    :param dict divided: by site, n of a factor :math:`s^n`, s the sum of theta over the last axis, by which the density of U is to
+        be multiplied: it changes the law of s alone where the rest depends on theta / s. Adds n theta / s to b.
     """
 
     rate: Mapping[str, Any] = field(default_factory=dict)
+    divided: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def flows(self) -> Mapping[str, Flow]:
@@ -64,7 +67,10 @@ class CoxIngersollRoss(Dynamics):
 
     def counts(self, z: Any, gradient: Any) -> Any:
         """b."""
-        return jax.tree.map(lambda z, g, r: r * jnp.exp(z) - g, z, gradient, self._rates(z))
+        counts = jax.tree.map(lambda z, g, r: r * jnp.exp(z) - g, z, gradient, self._rates(z))
+        for name, n in self.divided.items():
+            counts[name] = counts[name] + jnp.asarray(n, z[name].dtype)[..., None] * jax.nn.softmax(z[name])
+        return counts
 
     def _rates(self, z: Any) -> Any:
         return {name: jnp.asarray(self.rate.get(name, 1.0), x.dtype) for name, x in z.items()}

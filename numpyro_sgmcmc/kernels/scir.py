@@ -35,11 +35,12 @@ class SCIR(SGMCMC):
 
     .. math:: \mathrm{E}\,\theta = \mu, \qquad \mathrm{Var}\,\theta = \mu + \tanh(h / 2)\, \mathrm{Var}\, b.
 
-    **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x_i | c \pi) = c^{n_i} p(x_i | \pi)`, with n_i that
-    depend on nothing else, as for categories, multinomial counts and weights of a mixture. For :math:`L(\theta) = s^n L(\pi)` is
-    then the likelihood of :math:`\theta`, and the law of :math:`\pi` is right whatever law the sum s has. Otherwise, as for the words of
-    each topic where the total count of a topic depends on the topics, the step would sample another law. This is refused where a
-    chain starts.
+    **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with an n that is
+    constant. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, and the law of :math:`\pi` is right, for
+    whatever law the sum s has does not matter. Categories and multinomial counts have n = N. Distributions that divide
+    :math:`\pi` by its sum, mixtures among them, have n = 0, and their counts lack :math:`n \pi_k`: give back the number of
+    counts by ``counts={site: N}``. Any number is right that leaves b positive. Any other likelihood, that of the words of
+    topics for one, becomes of this kind by ``p = p / p.sum(-1, keepdims=True)`` in the model.
 
     Sites are held as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than the smallest floating
     point number.
@@ -48,6 +49,7 @@ class SCIR(SGMCMC):
     :param step_size: h > 0, or a function of the step index, in units of the relaxation time of theta: 0.5 is large.
     :param rate: r of each site's conditional Gamma(b, r) in units of its prior's, a dict of numbers or of arrays like the sites; others
         have 1. For Poisson counts of mean :math:`e_i \theta` and the prior Gamma(a, b): :math:`1 + \sum_i e_i / b`.
+    :param counts: n by site, a number or an array of the batch shape of the site, where the likelihood divides by the sum, see above.
     :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
     :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
     :param rows: row scheme. None: ``Reshuffled()``.
@@ -89,6 +91,7 @@ class SCIR(SGMCMC):
         *,
         step_size: float | Schedule | None = None,
         rate: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Any] | None = None,
         batch_size: int | Mapping[str, int] | None = None,
         steps_per_sample: int | None = None,
         rows: RowScheme | None = None,
@@ -98,7 +101,7 @@ class SCIR(SGMCMC):
             raise ValueError("step_size= is missing: give one, in units of the relaxation time of theta: 0.1 for one.")
         super().__init__(
             model,
-            CoxIngersollRoss(checked_rates(rate)),
+            CoxIngersollRoss(checked_rates("rate", rate), checked_rates("counts", counts)),
             "exact",
             None,
             rows,
@@ -118,7 +121,11 @@ class SCIR(SGMCMC):
     ) -> SGMCMCState:
         potential = self._potential(model_args, model_kwargs)
         check_charts(potential, "SCIR", "Use SGRLD, or sample it in a block of its own with numpyro.infer.Gibbs.", True)
-        check_rates_fit(self.dynamics.rate, potential.prototype)
+        check_rates_fit("rate", self.dynamics.rate, potential.prototype)
+        supports = supports_of_sites(potential)
+        totals = {name: s for name, s in potential.prototype.items() if supports[name] == "simplex"}
+        totals = {name: jax.ShapeDtypeStruct(s.shape[:-1], s.dtype) for name, s in totals.items()}
+        check_rates_fit("counts", self.dynamics.divided, totals)
         return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
@@ -129,8 +136,9 @@ class SCIR(SGMCMC):
             if not (b > 0).all():
                 i = tuple(int(k) for k in np.argwhere(~(b > 0))[0])
                 raise ValueError(
-                    f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} where the chain starts; SCIR needs them positive. Its "
-                    "conditional must be a Gamma law: of another rate than its prior's, give rate=; otherwise use "
+                    f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} where the chain starts; SCIR needs them positive. If "
+                    f"its likelihood divides by the sum, as mixtures do, give counts={{{name!r}: number of rows}}; if its "
+                    "conditional is a Gamma law of another rate than its prior's, give rate=; otherwise use "
                     "SGRLD(model, metric=ExpandedMean())."
                 )
         for name, (first, second) in there.items():
@@ -139,7 +147,8 @@ class SCIR(SGMCMC):
                 raise ValueError(
                     f"the likelihood is not homogeneous in site {name!r}: its total count depends on the latents, "
                     f"{first.ravel()[0]:.6g} at one place and {second.ravel()[0]:.6g} at another, so that SCIR would sample another "
-                    "law. Use SGRLD(model, metric=ExpandedMean())."
+                    f"law. Divide by the sum in the model, {name} / {name}.sum(-1, keepdims=True), and give "
+                    f"counts={{{name!r}: the number of counts}}, or use SGRLD(model, metric=ExpandedMean())."
                 )
 
 

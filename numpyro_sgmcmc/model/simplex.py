@@ -55,6 +55,18 @@ def _(primals, tangents):
     return value, value * tangents[0]
 
 
+@jax.custom_jvp
+def shares(x: jax.Array) -> jax.Array:
+    """exp(x) over its sum, whose derivative is that of exp(x) at a sum of 1: the sum is left out of it."""
+    return exponential(jax.nn.log_softmax(x))
+
+
+@shares.defjvp
+def _(primals, tangents):
+    value = shares(*primals)
+    return value, value * tangents[0]
+
+
 class HalfLine(Transform):
     """
     Unconstrained values -> positive ones.
@@ -100,10 +112,9 @@ class Expanded(Transform):
         return jax.nn.logsumexp(x, -1) if self.log else jnp.log(inside(jnp.abs(x).sum(-1)))
 
     def __call__(self, x):
-        log_sum = self._log_sum(x)[..., None]
-        if self.log:
-            return exponential(x - (lax.stop_gradient(log_sum) if self.raw else log_sum))
-        return inside(jnp.abs(x)) / jnp.exp(log_sum)
+        if not self.log:
+            return inside(jnp.abs(x)) / jnp.exp(self._log_sum(x)[..., None])
+        return shares(x) if self.raw else exponential(jax.nn.log_softmax(x))
 
     def _inverse(self, y):
         theta = jnp.asarray(self.total)[..., None] * y

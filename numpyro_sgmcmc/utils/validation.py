@@ -156,28 +156,30 @@ def checked_metric(metric: Any) -> Any:
     return metric
 
 
-def checked_rates(rates: Any) -> dict[str, np.ndarray]:
+def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
     """
-    ``rate`` of SCIR by site.
+    A dict of numbers by site.
 
     :raises ValueError: not a dict of positive, finite numbers.
     """
     if rates is None:
         return {}
     if not isinstance(rates, Mapping):
-        raise ValueError(f"rate={rates!r} must be a dict of positive numbers by site.")
+        raise ValueError(f"{what}={rates!r} must be a dict of positive numbers by site.")
     for site, rate in rates.items():
         array = np.asarray(rate)
         if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
-            raise ValueError(f"rate[{site!r}] must hold positive, finite numbers, got {rate!r}.")
+            raise ValueError(f"{what}[{site!r}] must hold positive, finite numbers, got {rate!r}.")
     return {site: np.asarray(rate, float) for site, rate in rates.items()}
 
 
-def check_rates_fit(rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+def check_rates_fit(
+    what: str, rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]
+) -> None:
     """
     :raises ValueError: the name of no site, or a value of the wrong shape.
     """
-    _check_sites("rate", rates, prototype, scalars=True)
+    _check_sites(what, rates, prototype, scalars=True)
 
 
 def check_inverse_mass_fits(inverse_mass: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
