@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.types import Phase
 
@@ -83,7 +84,7 @@ class Layout:
     def name(self, i: int) -> str:
         """Of entry i, for messages: ``z['w'][2]``."""
         name, begin, shape = [entry for entry in self.names if entry[1] <= i][-1]
-        index = jnp.unravel_index(i - begin, shape) if shape else ()
+        index = np.unravel_index(i - begin, shape) if shape else ()
         return name + (f"[{', '.join(str(int(k)) for k in index)}]" if shape else "")
 
     def place(self, what: str, name: Any) -> slice:
