@@ -234,7 +234,7 @@ FAULTS = [
           "test_recipe_laws:of_the_position"),
     Fault("recipe: half the noise", "recipe", "D.scaled(2 * h)", "D.scaled(h)", "test_recipe_laws:of_the_position"),
     Fault("recipe: carried from the wrong place", "splitting", "self._kicks[0] <= self._moves[0]",
-          "self._kicks[0] < self._moves[0]", "test_recipe:rows_of_the_table test_integrators"),
+          "self._kicks[0] < self._moves[0]", "test_recipe:one_gradient"),
     Fault("recipe: noise of each letter", "splitting", "inputs.append(of_step)",
           "inputs.append(noise.normal_like(jax.random.fold_in(rng_key, len(evaluations)), dynamics.noise_like(phase)))",
           "test_recipe_laws:momentum test_recipe:rows_of_the_table"),

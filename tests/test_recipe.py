@@ -102,6 +102,11 @@ def test_the_rows_of_the_table(row):
         np.testing.assert_allclose(own["auxiliary"]["xi"], fields["thermostat"], rtol=1e-12)
 
 
+def test_a_step_evaluates_one_gradient():
+    kernels = (SGMCMC(models.logistic, recipe, "euler", step_size=1.0) for *_, recipe in ROWS.values())
+    assert [kernel.integrator.gradients_per_step for kernel in kernels] == [1] * len(ROWS)
+
+
 def test_riemannian_kernels_with_a_constant_metric_are_those_without():
     common = {"step_size": 0.02, "batch_size": models.B}
     metric = lambda z: jnp.array([1.0, 2.0, 0.5])  # noqa: E731
@@ -109,8 +114,10 @@ def test_riemannian_kernels_with_a_constant_metric_are_those_without():
         draws, *_ = run(SGLD(models.logistic, inverse_mass_matrix={"weights": [1.0, 2.0, 0.5]}, **common))
         ours, *_ = run(SGRLD(models.logistic, metric=metric, **common))
         np.testing.assert_allclose(ours, draws, rtol=1e-12)
-        draws, *_ = run(SGHMC(models.logistic, friction=1.3, integrator="euler", **common))
-        ours, *_ = run(SGRHMC(models.logistic, metric=lambda z: jnp.ones(()), friction=1.3, **common))
+        # in p / R instead of p
+        options = {"friction": 2.6, "inverse_mass_matrix": 2.0, "integrator": "euler"}
+        draws, *_ = run(SGHMC(models.logistic, **options, **common))
+        ours, *_ = run(SGRHMC(models.logistic, metric=lambda z: jnp.asarray(2.0), friction=1.3, **common))
         np.testing.assert_allclose(ours, draws, rtol=1e-12)
 
 
@@ -199,6 +206,7 @@ SUBTRACT = {
     "skew": {"D": DENSE, "Q": np.array([[0.0, 0.4], [-0.4, 0.0]])},
     "linear map": {"D": lambda phase: LinearMap(lambda v: DENSE @ v, lambda v: np.linalg.cholesky(DENSE) @ v)},
     "SGHMC": {"D": {"momentum": 1.5}, "Q": {("momentum", "z"): 1.0}, "kinetic": 1.0},
+    "SGHMC, coupled": {"D": {"momentum": 1.5}, "Q": {("momentum", "z"): np.array([0.7, 1.2])}, "kinetic": 1.0},
     "SGHMC, dense": {"D": {"momentum": DENSE}, "Q": {("momentum", "z"): DENSE}, "kinetic": 1.0},
 }
 

@@ -287,7 +287,7 @@ class Recipe(Dynamics):
         V = layout.ravel(
             Phase(jax.tree.map(lambda v, z: jnp.broadcast_to(v, z.shape), trees.like(V, phase.z), phase.z))
         )
-        Q = Matrix("Q", 0.0, layout) if self.Q is None else self._matrix("Q", self.Q, phase, layout, -1)
+        Q = Matrix("Q", {}, layout) if self.Q is None else self._matrix("Q", self.Q, phase, layout, -1)
         return D.less_noise(Q, V, h)
 
     # -- the check of a start -------------------------------------------------------------------------------------
