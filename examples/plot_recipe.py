@@ -2,10 +2,12 @@ r"""
 A new dynamics in ten lines
 ===========================
 
-Any :math:`D(x)` that is symmetric and positive semi-definite and any :math:`Q(x)` that is skew make a sampler (Ma, Chen & Fox
-2015). This program makes two that have no name, on the double well of Ding et al. (2014), and checks the laws of both.
+Any :math:`D(x)` that is symmetric and positive semi-definite and any :math:`Q(x)` that is skew make a sampler (Ma,
+Chen & Fox 2015). This program makes two that have no name, on the double well of Ding et al. (2014), and checks the
+laws of both.
 
-The potential is :math:`U(\theta) = (\theta + 4)(\theta + 1)(\theta - 1)(\theta - 3) / 14 + 1/2`. The law of the draws should be
+The potential is :math:`U(\theta) = (\theta + 4)(\theta + 1)(\theta - 1)(\theta - 3) / 14 + 1/2`. The law of the draws
+should be
 :math:`\exp(-U)`.
 """
 
@@ -39,9 +41,9 @@ def model():
 # %%
 # A metric
 # --------
-# The first moves faster where the density is small, and so crosses the barrier between the wells more often. The recipe adds
-# the divergence of D by automatic differentiation. Where it is left out, here because JAX is told not to differentiate D, the
-# law is known as well, and it is another one: in one dimension :math:`\exp(-U) / D`.
+# The first moves faster where the density is small, and so crosses the barrier between the wells more often. The
+# recipe adds the divergence of D by automatic differentiation. Where it is left out, here because JAX is told not to
+# differentiate D, the law is known as well, and it is another one: in one dimension :math:`\exp(-U) / D`.
 
 
 def faster(theta):
@@ -54,8 +56,8 @@ LEFT_OUT = Recipe(D=lambda phase: lax.stop_gradient(faster(phase.z["theta"])))
 # %%
 # A memory
 # --------
-# The second has a momentum that is not rubbed and not shaken. It is coupled to a memory, more tightly on the right, and only
-# the memory meets noise and friction. H is U plus the energy of both. These are the ten lines.
+# The second has a momentum that is not rubbed and not shaken. It is coupled to a memory, more tightly on the right,
+# and only the memory meets noise and friction. H is U plus the energy of both. These are the ten lines.
 
 
 def energy(phase):
@@ -92,7 +94,8 @@ def sample(recipe, h, args):
     # the chains start in the law, so that a few draws of each tell whether they stay there
     centers, p = (EDGES[1:] + EDGES[:-1]) / 2, law(lambda t: -potential(t))
     bins = random.choice(random.key(args.seed + 1), len(p), (args.chains,), p=jnp.asarray(p))
-    start = {"theta": jnp.asarray(centers)[bins] + 0.1 * random.uniform(random.key(args.seed + 2), bins.shape, minval=-1)}
+    within = 0.1 * random.uniform(random.key(args.seed + 2), bins.shape, minval=-1)
+    start = {"theta": jnp.asarray(centers)[bins] + within}
     mcmc.run(random.key(args.seed), init_params=start)
     return np.asarray(mcmc.get_samples()["theta"])
 

@@ -2,12 +2,13 @@ r"""
 Sparse points of the simplex
 ============================
 
-Most probabilities of a topic's words are nearly zero. There gradients fail: the step of a Langevin sampler is larger than the
-numbers that it moves. This program samples a sparse Dirichlet posterior from minibatches in three ways and compares the draws
-with the exact marginal laws, as Patterson & Teh (2013) and Baker, Fearnhead, Fox & Nemeth (2018) do.
+Most probabilities of a topic's words are nearly zero. There gradients fail: the step of a Langevin sampler is larger
+than the numbers that it moves. This program samples a sparse Dirichlet posterior from minibatches in three ways and
+compares the draws with the exact marginal laws, as Patterson & Teh (2013) and Baker, Fearnhead, Fox & Nemeth (2018)
+do.
 
-There are 10 categories, with a prior of 0.1 for each, and 1000 rows, of which 990 are in three categories and 7 are empty or nearly
-so. A minibatch has 100 rows.
+There are 10 categories, with a prior of 0.1 for each, and 1000 rows, of which 990 are in three categories and 7 are
+empty or nearly so. A minibatch has 100 rows.
 """
 
 from gallery import expect_refusals, parsed, parser, save
@@ -25,7 +26,7 @@ from numpyro_sgmcmc import MSGNHT, SCIR, SGRLD, ExpandedMean
 
 COUNTS = np.array([700, 200, 90, 6, 3, 1, 0, 0, 0, 0])
 PRIOR, BATCH = 0.1, 100
-SIZE = {"draws": (40, 200), "chains": (200, 1000)}  # with --fast, without
+SIZE = {"draws": (40, 200), "chains": (100, 1000)}  # with --fast, without
 
 expect_refusals()  # large steps are refused near 0, as the picture shows
 
@@ -54,12 +55,13 @@ def softmax(x):
 # %%
 # The samplers
 # ------------
-# Each has a range of step sizes. For SCIR and SGRLD h is in units of the relaxation of theta, for the thermostat the square of h
-# is comparable with it. All take the same number of gradients, and start at the mean.
+# Each has a range of step sizes. SGRLD is given the number of counts, so that its theta has the scale of those of
+# SCIR. For SCIR and SGRLD h is in units of the relaxation of theta, for the thermostat the square of h is comparable
+# with it. All take the same number of gradients, and start at the mean.
 
 SAMPLERS = {
-    "SCIR": (SCIR, dirichlet, {}, (1.0, 0.3, 0.1, 0.03)),
-    "SGRLD, expanded mean": (SGRLD, dirichlet, {"metric": ExpandedMean()}, (0.3, 0.1, 0.03, 0.01)),
+    "SCIR": (SCIR, dirichlet, {}, (0.3, 0.1, 0.03)),
+    "SGRLD, expanded mean": (SGRLD, dirichlet, {"metric": ExpandedMean({"p": COUNTS.sum()})}, (0.3, 0.1, 0.03)),
     "softmax, MSGNHT": (MSGNHT, softmax, {"diffusion": 1.0}, (0.1, 0.03, 0.01)),
 }
 COLORS = dict(zip(SAMPLERS, ("#0072B2", "#D55E00", "#009E73")))
@@ -67,7 +69,7 @@ COLORS = dict(zip(SAMPLERS, ("#0072B2", "#D55E00", "#009E73")))
 
 def sample(name, h, x, args):
     kind, model, options, _ = SAMPLERS[name]
-    kernel = kind(model, step_size=h, batch_size=BATCH, steps_per_sample=10, **options)
+    kernel = kind(model, step_size=h, batch_size=BATCH, steps_per_sample=5, **options)
     mcmc = MCMC(
         kernel,
         num_warmup=args.draws,
@@ -90,14 +92,18 @@ def distances(p):
     laws = (stats.beta(a, total.sum() - a) for a in total)
     ranks = (np.arange(len(p)) + 0.5) / len(p)
     # below the smallest floating point number draws are that number, and the law has a step there
-    return np.array([np.abs(law.cdf(np.maximum(np.sort(x), 1e-37)) - ranks)[np.sort(x) > 1e-37].max() for law, x in zip(laws, p.T)])
+    worst = []
+    for law, x in zip(laws, p.T):
+        x = np.sort(x)
+        worst.append(np.abs(law.cdf(x) - ranks)[x > 1e-37].max())
+    return np.array(worst)
 
 
 # %%
 # The picture
 # -----------
-# Left: the mean distance over the components against the step size. Right: that of each component, at the best step size of each
-# sampler.
+# Left: the mean distance over the components against the step size. Right: that of each component, at the best step
+# size of each sampler.
 
 
 def draw(results):
@@ -120,7 +126,8 @@ def draw(results):
 # %%
 # The claims
 # ----------
-# At its best step size SCIR is nearer to the exact law than the others, and it is better than SGRLD at each step size that both have.
+# At its best step size SCIR is nearer to the exact law than the others, and it is better than SGRLD at each step size
+# that both have.
 
 
 def main(args):

@@ -48,8 +48,8 @@ class Flow(NamedTuple):
     - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
     - **place** - the letters next to each other among which it is right, once in a word; empty: anywhere.
     - **needs_variance** - whether it reads the variance of the gradient's noise, a dict like ``z`` in ``auxiliary``.
-    - **shares_noise** - whether its noise is that of the step, one draw like :meth:`Dynamics.noise_like` for all letters
-      that say so.
+    - **shares_noise** - whether its noise is that of the step, one draw like :meth:`Dynamics.noise_like` for all
+      letters that say so.
     - **needs_key** - whether it is handed a random key, for noise that is not normal.
     """
 

@@ -146,8 +146,8 @@ def chains(kernel, args, start, draws=400, count=256):
 @pytest.mark.optimised
 def test_a_dynamics_with_colored_noise_and_a_turning_momentum():
     """
-    Generalised Langevin: noise enters an auxiliary variable alone, whose coupling to the momentum depends on z; besides, a
-    metric that depends on z moves the position itself.
+    Generalised Langevin: noise enters an auxiliary variable alone, whose coupling to the momentum depends on z;
+    besides, a metric that depends on z moves the position itself.
     """
 
     def Q(phase):

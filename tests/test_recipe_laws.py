@@ -1,6 +1,6 @@
 """
-The recipe without sampling: for a dynamics with drift f and diffusion D that leaves pi, E_pi[f . grad phi + D : grad grad phi]
-is 0 for every phi. Expectations are by quadrature, f and D are those of the step as shipped.
+The recipe without sampling: for a dynamics with drift f and diffusion D that leaves pi, E_pi[f . grad phi + D : grad
+grad phi] is 0 for every phi. Expectations are by quadrature, f and D are those of the step as shipped.
 """
 
 import itertools

@@ -255,7 +255,8 @@ def normal_share(x):
 def test_any_likelihood_of_the_shares_has_its_law():
     """Not homogeneous in p, but in p over its sum: of order 1, so the mean against that of the marginal on a grid."""
     x = np.array([0.5, 0.35])
-    p, _ = ends(SCIR(normal_share, step_size=0.02, counts={"p": 30.0}), (x,), 500, {"p": np.log([10.0, 10, 10])}, site="p")
+    kernel = SCIR(normal_share, step_size=0.02, counts={"p": 30.0})
+    p, _ = ends(kernel, (x,), 500, {"p": np.log([10.0, 10, 10])}, site="p")
     grid = np.linspace(5e-4, 1 - 5e-4, 1000)
     weight = stats.beta(2, 7).pdf(grid) * stats.norm.pdf(x[:, None], grid, 0.2).prod(0)
     exact = (grid * weight).sum() / weight.sum()

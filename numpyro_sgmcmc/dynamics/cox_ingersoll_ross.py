@@ -13,8 +13,10 @@ It is a step of a recipe: :math:`D = \theta`, whose drift :math:`-\theta\, \part
 
 .. math:: b = r \theta - \frac{\partial U}{\partial z}, \qquad z = \log \theta,
 
-where U is the potential of z, with the Jacobian. Where the density of each :math:`\theta` is that of a Gamma law, b does not depend on
-:math:`\theta`: it is a count, known but for the rows that are not in the minibatch, and the step has no other error. For any other
+where U is the potential of z, with the Jacobian. Where the density of each :math:`\theta` is that of a Gamma law, b
+does not depend on
+:math:`\theta`: it is a count, known but for the rows that are not in the minibatch, and the step has no other error.
+    For any other
 density with b > 0 the step freezes b and is of order 1.
 
 ==== =================== ===============================
@@ -41,8 +43,9 @@ class CoxIngersollRoss(Dynamics):
     The process in z = log theta.
 
     :param dict rate: r > 0 by site, a number or an array like the site; 1 for others.
-    :param dict divided: by site, n of a factor :math:`s^n`, s the sum of theta over the last axis, by which the density of U is to
-        be multiplied: it changes the law of s alone where the rest depends on theta / s. Adds n theta / s to b.
+    :param dict divided: by site, n of a factor :math:`s^n`, s the sum of theta over the last axis, by which the
+        density of U is to be multiplied: it changes the law of s alone where the rest depends on theta / s. Adds n
+        theta / s to b.
     """
 
     rate: Mapping[str, Any] = field(default_factory=dict)

@@ -9,8 +9,8 @@ For the recipe of Ma, Chen & Fox (2015) three things are needed of it: A v, the 
     = E_v \left. \frac{d}{dt} (A(x + t v) v)_i \right|_{t = 0},
     \qquad v_j = \pm 1 \text{ independent, equally likely},
 
-and a factor F with :math:`F F^T = A`. The divergence of a scalar is its gradient, one VJP. Otherwise it takes n JVPs, or
-one with signs v: unbiased, and exact for diagonals whose entries depend on their own coordinate only, for
+and a factor F with :math:`F F^T = A`. The divergence of a scalar is its gradient, one VJP. Otherwise it takes n JVPs,
+or one with signs v: unbiased, and exact for diagonals whose entries depend on their own coordinate only, for
 :math:`v_j^2 = 1`.
 """
 

@@ -10,8 +10,8 @@ TOLERANCE = 1e-4  # of what is zero, relative to the largest entry: D and Q may 
 def check_matrix(what: str, value: np.ndarray, layout: Layout) -> None:
     """
     :param what: ``"D"``, symmetric and positive semi-definite, or ``"Q"``, skew.
-    :param value: the matrix, shape ``(n, n)``, its diagonal where there is no more, shape ``(n,)``, or for a linear map what
-        products with random vectors have shown, see :meth:`~.matrices.Matrix.shown`.
+    :param value: the matrix, shape ``(n, n)``, its diagonal where there is no more, shape ``(n,)``, or for a linear
+        map what products with random vectors have shown, see :meth:`~.matrices.Matrix.shown`.
     :raises ValueError: names the first wrong entry.
     """
     matrix = value if value.ndim == 2 else np.diag(value)
@@ -25,8 +25,8 @@ def check_matrix(what: str, value: np.ndarray, layout: Layout) -> None:
         i, j = np.argwhere(wrong)[0]
         mirrored = f"{what}[j, i] = {'-' if sign < 0 else ''}{what}[i, j]"
         raise ValueError(
-            f"{what} is not {kind} where the chain starts: at {_entry(layout, i, j)} it is {matrix[i, j]:.6g}, mirrored "
-            f"{matrix[j, i]:.6g}. The recipe leaves exp(-H) invariant only if {mirrored}."
+            f"{what} is not {kind} where the chain starts: at {_entry(layout, i, j)} it is {matrix[i, j]:.6g}, "
+            f"mirrored {matrix[j, i]:.6g}. The recipe leaves exp(-H) invariant only if {mirrored}."
         )
     if what == "D":
         _check_positive(matrix, layout, "D is not positive semi-definite where the chain starts", "")

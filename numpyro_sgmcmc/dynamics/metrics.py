@@ -1,10 +1,10 @@
 r"""
 Metrics that are functions of the position: what SGLD's preconditioner and SGHMC's mass become if they depend on z.
 
-They are given as :math:`G(z)^{-1}`, the inverse of the Riemannian metric: where it is large, a chain moves far. A metric of the
-model is a function of its energy or of its rows' gradients. It is computed on rows that are chosen once, so that it is a
-function of z and nothing else: computed on the rows of a step it would depend on the noise of the gradient, and the recipe
-would no longer leave the posterior.
+They are given as :math:`G(z)^{-1}`, the inverse of the Riemannian metric: where it is large, a chain moves far. A
+metric of the model is a function of its energy or of its rows' gradients. It is computed on rows that are chosen once,
+so that it is a function of z and nothing else: computed on the rows of a step it would depend on the noise of the
+gradient, and the recipe would no longer leave the posterior.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,13 +37,14 @@ class Fisher:
 
     .. math:: G_{jj}(z) = \lambda + \frac{N}{m} \sum_{i \in S} \left(\frac{\partial U_i}{\partial z_j}(z)\right)^2,
 
-    with U_i the energy of row i and S a set of m rows that stays the same. A step costs some five gradients of m rows more. Needs
-    one minibatched plate.
+    with U_i the energy of row i and S a set of m rows that stays the same. A step costs some five gradients of m rows
+    more. Needs one minibatched plate.
 
     :param int rows: m.
     :param float prior: lambda > 0, the curvature that the prior adds; it also bounds G from below.
 
-    **References:** *Riemann Manifold Langevin and Hamiltonian Monte Carlo Methods*, M. Girolami, B. Calderhead (2011), section 4.2
+    **References:** *Riemann Manifold Langevin and Hamiltonian Monte Carlo Methods*, M. Girolami, B. Calderhead (2011),
+    section 4.2
     """
 
     rows: int = 50
@@ -63,8 +64,8 @@ class Fisher:
         """
         if len(potential.plates) != 1:
             raise ValueError(
-                f"metric=Fisher() needs one minibatched plate whose rows have gradients, not {len(potential.plates)}. Give a "
-                "batch_size, or a metric of your own."
+                f"metric=Fisher() needs one minibatched plate whose rows have gradients, not {len(potential.plates)}. "
+                "Give a batch_size, or a metric of your own."
             )
         rows = fixed_rows(potential, self.rows)
         ((name, plate),) = potential.plates.items()
@@ -83,15 +84,15 @@ class Energy:
     r"""
     A metric that moves faster where the density is small, :math:`G(z)^{-1} = a \sqrt{|U(z) + c|}` times the identity.
 
-    With a minibatched plate U is estimated on rows that stay the same. Choose c so that U + c is positive: where it is 0 the
-    metric has a kink and a chain no noise.
+    With a minibatched plate U is estimated on rows that stay the same. Choose c so that U + c is positive: where it is
+    0 the metric has a kink and a chain no noise.
 
     :param float scale: a > 0.
     :param float offset: c.
     :param int rows: number of these rows.
 
-    **References:** *A Complete Recipe for Stochastic Gradient MCMC*, Y.-A. Ma, T. Chen, E. B. Fox (2015), section 4.1, where
-    a = 1.5 and c = 0.5
+    **References:** *A Complete Recipe for Stochastic Gradient MCMC*, Y.-A. Ma, T. Chen, E. B. Fox (2015), section 4.1,
+    where a = 1.5 and c = 0.5
     """
 
     scale: float = 1.5
@@ -113,10 +114,10 @@ class OfPosition:
     """
     The part of a recipe that a metric makes, a function of the phase.
 
-    :param metric: z -> G^-1 as a scalar, a diagonal or a matrix over the raveled z, or a dict of these by site; or an object
-        whose ``bind(potential)`` is such a function.
-    :param str part: ``"position"``, G^-1 in the rows of z; ``"friction"``, a multiple of it in the rows of the momentum;
-        ``"coupling"``, its root R with R R' = G^-1, between both.
+    :param metric: z -> G^-1 as a scalar, a diagonal or a matrix over the raveled z, or a dict of these by site; or an
+        object whose ``bind(potential)`` is such a function.
+    :param str part: ``"position"``, G^-1 in the rows of z; ``"friction"``, a multiple of it in the rows of the
+        momentum; ``"coupling"``, its root R with R R' = G^-1, between both.
     :param float factor: of the friction.
     """
 

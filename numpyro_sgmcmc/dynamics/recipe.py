@@ -4,8 +4,9 @@ The complete recipe (Ma, Chen & Fox 2015, theorem 1): with x = (z, momentum p, a
 .. math:: dx = \left[ -(D(x) + Q(x)) \nabla H(x) + \Gamma(x) \right] dt + \sqrt{2 D(x)}\, dW, \qquad
     \Gamma_i(x) = \sum_j \frac{\partial}{\partial x_j} (D_{ij}(x) + Q_{ij}(x)),
 
-leaves :math:`\exp(-H(x))`, :math:`H = U(z) + K(x)`, invariant, for any D that is symmetric and positive semi-definite and any
-Q that is skew. (The slides of Liu (2016) differentiate by x_i in one place; x_j is right, and the tests show it.)
+leaves :math:`\exp(-H(x))`, :math:`H = U(z) + K(x)`, invariant, for any D that is symmetric and positive semi-definite
+and any Q that is skew. (The slides of Liu (2016) differentiate by x_i in one place; x_j is right, and the tests show
+it.)
 
 Euler steps of all variables at once, or of one part after the other, each from where the others are by then:
 
@@ -16,13 +17,14 @@ Euler steps of all variables at once, or of one part after the other, each from 
 ``X`` auxiliary variables        their rows alone
 ===== ========================= ===================================================================
 
-where f is the drift, with the minibatch gradient g in the place of the gradient of U. Any word with all parts is of order 1.
-``"euler"`` is ``E`` without other variables than z, ``PA`` with a momentum, ``APX`` with both and ``XA`` with auxiliary
-variables alone: with D and Q of SGLD, SGHMC and SGNHT these are the steps of those kernels. The letters of a step share one
-draw of n, so that blocks of D between the parts are right too.
+where f is the drift, with the minibatch gradient g in the place of the gradient of U. Any word with all parts is of
+order 1. ``"euler"`` is ``E`` without other variables than z, ``PA`` with a momentum, ``APX`` with both and ``XA`` with
+auxiliary variables alone: with D and Q of SGLD, SGHMC and SGNHT these are the steps of those kernels. The letters of a
+step share one draw of n, so that blocks of D between the parts are right too.
 
-Noise of g of covariance V adds h^2 B with :math:`B = A_z V A_z^T`, where A_z are the columns of D + Q that multiply g. Where V is
-known, so much less is injected: right to first order, and possible as long as 2 D h - B h^2 is positive semi-definite.
+Noise of g of covariance V adds h^2 B with :math:`B = A_z V A_z^T`, where A_z are the columns of D + Q that multiply g.
+Where V is known, so much less is injected: right to first order, and possible as long as 2 D h - B h^2 is positive
+semi-definite.
 """
 
 from collections.abc import Mapping
@@ -58,31 +60,33 @@ class Recipe(Dynamics):
     """
     A dynamics made of D and Q, see :mod:`~numpyro_sgmcmc.dynamics.recipe`.
 
-    D and Q are functions of the phase, whose ``z`` is a dict of unconstrained values by site, whose ``momentum`` is like it,
-    and whose ``auxiliary`` is like the ``auxiliary`` given here. They return a matrix over all variables raveled to n numbers
-    (``jax.flatten_util.ravel_pytree`` of z, then momentum, then auxiliary):
+    D and Q are functions of the phase, whose ``z`` is a dict of unconstrained values by site, whose ``momentum`` is
+    like it, and whose ``auxiliary`` is like the ``auxiliary`` given here. They return a matrix over all variables
+    raveled to n numbers (``jax.flatten_util.ravel_pytree`` of z, then momentum, then auxiliary):
 
     - a scalar: times the identity;
     - a diagonal, shape ``(n,)``, or a matrix, shape ``(n, n)``;
-    - a dict of blocks, each in one of these forms: ``{name: block}``, or ``{(row, column): block}``, whose mirror image is filled
-      in. The names are those of sites and of auxiliary variables, ``"z"``, ``"momentum"`` and ``"auxiliary"``. What is not named is 0;
+    - a dict of blocks, each in one of these forms: ``{name: block}``, or ``{(row, column): block}``, whose mirror
+      image is filled in. The names are those of sites and of auxiliary variables, ``"z"``, ``"momentum"`` and
+      ``"auxiliary"``. What is not named is 0;
     - a :class:`~numpyro_sgmcmc.dynamics.matrices.LinearMap`, given by its products.
 
     :param D: function of the phase, or a constant; None: 0.
     :param Q: function of the phase, or a constant; None: 0.
-    :param kinetic: K, the energy of the momentum and of auxiliary variables: a function of the phase, or the inverse mass of
-        the momentum, a number. None: no momentum. A chain starts with a momentum from N(0, M), with M = 1 for a function.
+    :param kinetic: K, the energy of the momentum and of auxiliary variables: a function of the phase, or the inverse
+        mass of the momentum, a number. None: no momentum. A chain starts with a momentum from N(0, M), with M = 1 for
+        a function.
     :param auxiliary: start of the auxiliary variables, any pytree of arrays; a dict, for blocks by name.
     :param bool momentum: False: the energy is of auxiliary variables alone.
-    :param exact: how the divergence of D + Q is computed. True: exactly, by n JVPs; False: by one with random signs, unbiased;
-        None: exactly up to 16 variables. For scalars, constants, and diagonals whose entries depend on their own coordinate only
-        it is always exact.
+    :param exact: how the divergence of D + Q is computed. True: exactly, by n JVPs; False: by one with random signs,
+        unbiased; None: exactly up to 16 variables. For scalars, constants, and diagonals whose entries depend on their
+        own coordinate only it is always exact.
     :param gradient_noise: V, the variance of the noise of the gradient, which is injected the less: a scalar, a dict of
-        diagonals like ``z``, a function of the phase that returns one, or ``"measured"``: by 300 minibatches where the chain
-        starts. None: nothing is taken out.
-    :raises ValueError: at the start of a chain, where D is not symmetric or not positive semi-definite, Q not skew, a shape
-        does not fit, or more noise is to be taken out than is injected; later such a step is refused and the draw is
-        ``diverging``.
+        diagonals like ``z``, a function of the phase that returns one, or ``"measured"``: by 300 minibatches where the
+        chain starts. None: nothing is taken out.
+    :raises ValueError: at the start of a chain, where D is not symmetric or not positive semi-definite, Q not skew, a
+        shape does not fit, or more noise is to be taken out than is injected; later such a step is refused and the
+        draw is ``diverging``.
 
     **References:**
 
@@ -126,8 +130,8 @@ class Recipe(Dynamics):
             raise ValueError("auxiliary= is given and kinetic= is not: give the energy of the auxiliary variables.")
         if not (self.kinetic is None or callable(self.kinetic)) and not _positive(self.kinetic):
             raise ValueError(
-                f"kinetic={self.kinetic!r} must be the inverse mass, a positive number, or a function of the phase that "
-                "returns an energy."
+                f"kinetic={self.kinetic!r} must be the inverse mass, a positive number, or a function of the phase "
+                "that returns an energy."
             )
         if not (self.kinetic is None or callable(self.kinetic)) and jax.tree.leaves(self.auxiliary):
             raise ValueError("auxiliary= needs a kinetic= that is a function of the phase: the energy of both.")

@@ -22,45 +22,52 @@ TOLERANCE = 1e-3  # relative, of a number of counts that must not change
 
 class SCIR(SGMCMC):
     r"""
-    Stochastic Cox-Ingersoll-Ross: steps without an error of the step size on the half-line and on the simplex, where gradients
-    fail,
+    Stochastic Cox-Ingersoll-Ross: steps without an error of the step size on the half-line and on the simplex, where
+    gradients fail,
 
     .. math:: \theta' = \frac{1 - e^{-h}}{2} \chi^2_{nc}\left(2 b, \frac{2 \theta e^{-h}}{1 - e^{-h}}\right), \qquad
         b = \theta - \frac{\partial U}{\partial \log \theta}.
 
-    Every site must be positive, or on the simplex, where :math:`\pi_k = \theta_k / \sum_j \theta_j`. A site with the prior Gamma(a, b)
-    is :math:`\theta / b`. The counts b come from the gradient of the model: where the prior is Gamma or Dirichlet and the likelihood
-    a product of powers of :math:`\theta` or :math:`\pi`, they are the parameters of the prior plus the counts of the data, estimated
-    by N/n times those of the minibatch; for mixtures plus the expected counts. With an unbiased b of mean mu and target Gamma(mu, 1)
+    Every site must be positive, or on the simplex, where :math:`\pi_k = \theta_k / \sum_j \theta_j`. A site with the
+    prior Gamma(a, b) is :math:`\theta / b`. The counts b come from the gradient of the model: where the prior is Gamma
+    or Dirichlet and the likelihood a product of powers of :math:`\theta` or :math:`\pi`, they are the parameters of
+    the prior plus the counts of the data, estimated by N/n times those of the minibatch; for mixtures plus the
+    expected counts. With an unbiased b of mean mu and target Gamma(mu, 1)
 
     .. math:: \mathrm{E}\,\theta = \mu, \qquad \mathrm{Var}\,\theta = \mu + \tanh(h / 2)\, \mathrm{Var}\, b.
 
-    **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with an n that is
-    constant. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, and the law of :math:`\pi` is right, for
-    whatever law the sum s has does not matter. Categories and multinomial counts have n = N. Distributions that divide
-    :math:`\pi` by its sum, mixtures among them, have n = 0, and their counts lack :math:`n \pi_k`: give back the number of
-    counts by ``counts={site: N}``. Any number is right that leaves b positive. Any other likelihood, that of the words of
-    topics for one, becomes of this kind by ``p = p / p.sum(-1, keepdims=True)`` in the model.
+    **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with an
+    n that is constant. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, and the law of
+    :math:`\pi` is right, for whatever law the sum s has does not matter. Categories and multinomial counts have n = N.
+    Distributions that divide
+    :math:`\pi` by its sum, mixtures among them, have n = 0, and their counts lack :math:`n \pi_k`: give back the
+        number of
+    counts by ``counts={site: N}``. Any number is right that leaves b positive. Any other likelihood, that of the words
+    of topics for one, becomes of this kind by ``p = p / p.sum(-1, keepdims=True)`` in the model.
 
-    Sites are held as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than the smallest floating
-    point number.
+    Sites are held as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than
+    the smallest floating point number.
 
     :param model: NumPyro model.
     :param step_size: h > 0, or a function of the step index, in units of the relaxation time of theta: 0.5 is large.
-    :param rate: r of each site's conditional Gamma(b, r) in units of its prior's, a dict of numbers or of arrays like the sites; others
-        have 1. For Poisson counts of mean :math:`e_i \theta` and the prior Gamma(a, b): :math:`1 + \sum_i e_i / b`.
-    :param counts: n by site, a number or an array of the batch shape of the site, where the likelihood divides by the sum, see above.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
+    :param rate: r of each site's conditional Gamma(b, r) in units of its prior's, a dict of numbers or of arrays like
+        the sites; others have 1. For Poisson counts of mean :math:`e_i \theta` and the prior Gamma(a, b): :math:`1 +
+        \sum_i e_i / b`.
+    :param counts: n by site, a number or an array of the batch shape of the site, where the likelihood divides by the
+        sum, see above.
+    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
+        the model.
     :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
     :param rows: row scheme. None: ``Reshuffled()``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
-    :raises ValueError: at the start of a chain, a site that is neither positive nor on the simplex, counts that are not positive, a
-        likelihood that is not homogeneous. Later a step with counts that are not positive is refused, and the draw is ``diverging``.
+    :raises ValueError: at the start of a chain, a site that is neither positive nor on the simplex, counts that are
+        not positive, a likelihood that is not homogeneous. Later a step with counts that are not positive is refused,
+        and the draw is ``diverging``.
 
     **References:**
 
-    1. *Large-Scale Stochastic Sampling from the Probability Simplex*, J. Baker, P. Fearnhead, E. B. Fox, C. Nemeth (2018),
-       equation 3.2 and algorithm 1
+    1. *Large-Scale Stochastic Sampling from the Probability Simplex*, J. Baker, P. Fearnhead, E. B. Fox, C. Nemeth
+       (2018), equation 3.2 and algorithm 1
 
     **Example**
 
@@ -77,7 +84,8 @@ class SCIR(SGMCMC):
         ...     with numpyro.plate("N", len(x)) as rows:
         ...         numpyro.sample("x", dist.Categorical(p), obs=x[rows])
         >>> x = jnp.repeat(jnp.arange(3), jnp.array([900, 100, 0]))
-        >>> mcmc = MCMC(SCIR(model, step_size=0.1, batch_size=100), num_warmup=100, num_samples=1000, progress_bar=False)
+        >>> kernel = SCIR(model, step_size=0.1, batch_size=100)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=1000, progress_bar=False)
         >>> mcmc.run(random.key(1), x)
         >>> [round(float(p), 2) for p in mcmc.get_samples()["p"].mean(0)]
         [0.9, 0.1, 0.0]
@@ -136,9 +144,9 @@ class SCIR(SGMCMC):
             if not (b > 0).all():
                 i = tuple(int(k) for k in np.argwhere(~(b > 0))[0])
                 raise ValueError(
-                    f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} where the chain starts; SCIR needs them positive. If "
-                    f"its likelihood divides by the sum, as mixtures do, give counts={{{name!r}: number of rows}}; if its "
-                    "conditional is a Gamma law of another rate than its prior's, give rate=; otherwise use "
+                    f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} where the chain starts; SCIR needs them "
+                    f"positive. If its likelihood divides by the sum, as mixtures do, give counts={{{name!r}: number of "
+                    "rows}; if its conditional is a Gamma law of another rate than its prior's, give rate=; otherwise use "
                     "SGRLD(model, metric=ExpandedMean())."
                 )
         for name, (first, second) in there.items():
@@ -146,8 +154,8 @@ class SCIR(SGMCMC):
             if (np.abs(first - second) > TOLERANCE * np.abs(first)).any():
                 raise ValueError(
                     f"the likelihood is not homogeneous in site {name!r}: its total count depends on the latents, "
-                    f"{first.ravel()[0]:.6g} at one place and {second.ravel()[0]:.6g} at another, so that SCIR would sample another "
-                    f"law. Divide by the sum in the model, {name} / {name}.sum(-1, keepdims=True), and give "
+                    f"{first.ravel()[0]:.6g} at one place and {second.ravel()[0]:.6g} at another, so that SCIR would sample "
+                    f"another law. Divide by the sum in the model, {name} / {name}.sum(-1, keepdims=True), and give "
                     f"counts={{{name!r}: the number of counts}}, or use SGRLD(model, metric=ExpandedMean())."
                 )
 

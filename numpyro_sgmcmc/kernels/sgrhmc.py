@@ -19,19 +19,23 @@ class SGRHMC(SGMCMC):
         dz = R p\, dt + \Gamma^z dt, \qquad dp = -R^T \nabla U\, dt - \gamma G^{-1} p\, dt + \Gamma^p dt
             + \sqrt{2 \gamma G^{-1}}\, dW, \qquad \Gamma = \mathrm{div}\, Q,
 
-    the recipe with :math:`D = \gamma G^{-1}` for the momentum, :math:`Q_{pz} = R^T`, :math:`Q_{zp} = -R` up to the sign of p, and
+    the recipe with :math:`D = \gamma G^{-1}` for the momentum, :math:`Q_{pz} = R^T`, :math:`Q_{zp} = -R` up to the
+    sign of p, and
     :math:`H = U + p^T p / 2`. As Q depends on z alone, only the rows of p have a divergence, :math:`\Gamma^p_i = \sum_j
-    \partial Q_{p_i z_j} / \partial z_j`. The step is the recipe's own Euler step, ``"PA"``: the momentum, then the position with the
-    new momentum. It is explicit and of order 1. A leapfrog step with these terms would keep its law to order 2 only if implicit.
+    \partial Q_{p_i z_j} / \partial z_j`. The step is the recipe's own Euler step, ``"PA"``: the momentum, then the
+    position with the new momentum. It is explicit and of order 1. A leapfrog step with these terms would keep its law
+    to order 2 only if implicit.
 
     :param model: NumPyro model.
-    :param metric: z, a dict of unconstrained values by site, -> :math:`G(z)^{-1}`, as for :class:`~numpyro_sgmcmc.SGRLD`. A chain
-        moves far where it is large.
+    :param metric: z, a dict of unconstrained values by site, -> :math:`G(z)^{-1}`, as for
+        :class:`~numpyro_sgmcmc.SGRLD`. A chain moves far where it is large.
     :param step_size: h > 0, or a function of the step index.
     :param float friction: gamma >= 0; 1 is that of Ma, Chen & Fox.
-    :param gradient_noise: variance of the gradient's noise, which is injected the less, see :class:`~numpyro_sgmcmc.Recipe`.
+    :param gradient_noise: variance of the gradient's noise, which is injected the less, see
+        :class:`~numpyro_sgmcmc.Recipe`.
     :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
+    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
+        the model.
     :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
     :param str integrator: ``"euler"``, or a word over ``E A P``.
     :param gradient: gradient estimator. None: ``Minibatch()``.

@@ -18,19 +18,23 @@ class SGRLD(SGMCMC):
     .. math:: z' = z + h \left( -(D(z) + Q)\, g + \Gamma(z) \right) + \sqrt{2 h D(z)}\, n, \qquad
         \Gamma_i = \sum_j \partial D_{ij} / \partial z_j.
 
-    Of order 1, like SGLD, which it is for a constant D. D is a preconditioner that depends on the position: it is the inverse of
-    the Riemannian metric G, large where the chain is to move far.
+    Of order 1, like SGLD, which it is for a constant D. D is a preconditioner that depends on the position: it is the
+    inverse of the Riemannian metric G, large where the chain is to move far.
 
     :param model: NumPyro model.
-    :param metric: z, a dict of unconstrained values by site, -> D(z): a scalar, a diagonal or a matrix over z raveled to d numbers
-        (``jax.flatten_util.ravel_pytree``), or a dict of these by site. Or :class:`~numpyro_sgmcmc.Fisher`,
-        :class:`~numpyro_sgmcmc.Energy`; :class:`~numpyro_sgmcmc.ExpandedMean` or :class:`~numpyro_sgmcmc.Natural` for sites on
+    :param metric: z, a dict of unconstrained values by site, -> D(z): a scalar, a diagonal or a matrix over z raveled
+        to d numbers (``jax.flatten_util.ravel_pytree``), or a dict of these by site. Or
+        :class:`~numpyro_sgmcmc.Fisher`,
+        :class:`~numpyro_sgmcmc.Energy`; :class:`~numpyro_sgmcmc.ExpandedMean` or :class:`~numpyro_sgmcmc.Natural` for
+            sites on
         the simplex and on the half-line.
     :param step_size: h > 0, or a function of the step index.
     :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: not reversible, and the same law.
-    :param gradient_noise: variance of the gradient's noise, which is injected the less, see :class:`~numpyro_sgmcmc.Recipe`.
+    :param gradient_noise: variance of the gradient's noise, which is injected the less, see
+        :class:`~numpyro_sgmcmc.Recipe`.
     :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
+    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
+        the model.
     :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
     :param gradient: gradient estimator. None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
@@ -39,7 +43,8 @@ class SGRLD(SGMCMC):
 
     **References:**
 
-    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, S. Patterson, Y. W. Teh (2013), equation 5
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, S. Patterson, Y. W. Teh (2013),
+       equation 5
     2. *A Complete Recipe for Stochastic Gradient MCMC*, Y.-A. Ma, T. Chen, E. B. Fox (2015), section 3.1
 
     **Example**

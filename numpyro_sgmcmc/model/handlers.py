@@ -17,7 +17,7 @@ from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.compat import SCAN_INDEX, scan_wrapper
 
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
-"""Site -> transform from unconstrained values to the support of its distribution, or a function of both that finds it."""
+"""Site -> transform from unconstrained values to the support of its distribution, or a function of both."""
 
 
 class minibatch(Messenger):

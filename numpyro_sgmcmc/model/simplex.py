@@ -1,18 +1,21 @@
 r"""
-Coordinates for sites on the half-line and on the simplex in which a Gamma and a Dirichlet law look alike (Patterson & Teh 2013).
+Coordinates for sites on the half-line and on the simplex in which a Gamma and a Dirichlet law look alike (Patterson &
+Teh 2013).
 
 A point of the simplex is K numbers on the half-line over their sum,
 
 .. math:: \pi_k = \theta_k / s, \quad s = \sum_k \theta_k, \qquad
     p(\theta) = p(\pi)\, s^{1 - K}\, \mathrm{Gamma}(s; A, 1),
 
-for the sum is free: any law of it leaves that of :math:`\pi`. With :math:`A = \sum_k \alpha_k` the prior Dirichlet(:math:`\alpha`)
-is that of independent :math:`\theta_k \sim \mathrm{Gamma}(\alpha_k, 1)`. A site with the prior Gamma(a, b) is :math:`\theta / b`.
+for the sum is free: any law of it leaves that of :math:`\pi`. With :math:`A = \sum_k \alpha_k` the prior
+Dirichlet(:math:`\alpha`) is that of independent :math:`\theta_k \sim \mathrm{Gamma}(\alpha_k, 1)`. A site with the prior Gamma(a, b) is
+:math:`\theta / b`.
 
 The unconstrained values are :math:`\log \theta` ("natural") or :math:`\pm\theta` ("mean", both signs equally likely).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -45,7 +48,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def exponential(x: jax.Array) -> jax.Array:
-    """exp(x), but not below the smallest positive number; its derivative is the value, so that of its logarithm is 1."""
+    """exp(x), but not below the smallest positive number; its derivative is its value all the same."""
     return jnp.maximum(jnp.exp(x), jnp.finfo(x.dtype).tiny)
 
 
@@ -99,8 +102,8 @@ class Expanded(Transform):
 
     :param total: A, shape ``batch_shape``.
     :param bool log: as above.
-    :param bool raw: leave the sum out of derivatives. For a likelihood that is homogeneous of degree n in pi these are then the
-        derivatives with A + n in the place of A, whatever n is.
+    :param bool raw: leave the sum out of derivatives. For a likelihood that is homogeneous of degree n in pi these are
+        then the derivatives with A + n in the place of A, whatever n is.
     """
 
     domain, codomain = constraints.real_vector, constraints.simplex
@@ -133,19 +136,23 @@ class Expanded(Transform):
 
 @dataclass(frozen=True)
 class Charts:
-    """The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions."""
+    """
+    The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions.
+
+    :param dict counts: by site, added to the A that its prior gives.
+    """
 
     log: bool
     raw: bool = False
+    counts: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, name: str, fn: Distribution) -> Transform | None:
         """None for a site on neither."""
-        del name
         own = _bare(fn)
         if _is(fn.support, constraints.simplex):
             K = fn.event_shape[-1]
             total = own.concentration.sum(-1) if isinstance(own, Dirichlet) else jnp.full(fn.batch_shape, float(K))
-            return Expanded(total, self.log, self.raw)
+            return Expanded(total + self.counts.get(name, 0.0), self.log, self.raw)
         if _is(fn.support, constraints.positive) or _is(fn.support, constraints.nonnegative):
             return HalfLine(1 / own.rate if isinstance(own, (Gamma, Exponential)) else 1.0, self.log)
         return None

@@ -69,8 +69,8 @@ def normal_like(rng_key: jax.Array, tree: Any) -> Any:
 
 def log_central_mixture(rng_key: jax.Array, shape: jax.Array, mean: jax.Array) -> jax.Array:
     """
-    The logarithm of Gamma(b + J, 1) numbers, J ~ Poisson(m): half a noncentral chi-square number of 2 b degrees of freedom and
-    noncentrality 2 m. It is finite also where the number itself is below the smallest one.
+    The logarithm of Gamma(b + J, 1) numbers, J ~ Poisson(m): half a noncentral chi-square number of 2 b degrees of
+    freedom and noncentrality 2 m. It is finite also where the number itself is below the smallest one.
 
     :param shape: b > 0.
     :param mean: m >= 0, of the same shape. Above 1e8 the Poisson number is a rounded normal one.

@@ -173,9 +173,7 @@ def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
     return {site: np.asarray(rate, float) for site, rate in rates.items()}
 
 
-def check_rates_fit(
-    what: str, rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]
-) -> None:
+def check_rates_fit(what: str, rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """
     :raises ValueError: the name of no site, or a value of the wrong shape.
     """
