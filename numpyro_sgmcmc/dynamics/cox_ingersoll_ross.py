@@ -26,6 +26,7 @@ density with b > 0 the step freezes b and is of order 1.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+import math
 from typing import Any
 
 import jax
@@ -58,6 +59,10 @@ class CoxIngersollRoss(Dynamics):
     @property
     def integrators(self) -> Mapping[str, str]:
         return {"euler": "E", "exact": "E"}
+
+    @property
+    def largest_step(self) -> float:
+        return math.nan  # no warm-up finds one
 
     def init(self, z: Any, noise: Any) -> Phase:
         del noise

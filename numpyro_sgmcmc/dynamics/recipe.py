@@ -29,6 +29,7 @@ semi-definite.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -166,6 +167,10 @@ class Recipe(Dynamics):
     @property
     def integrators(self) -> Mapping[str, str]:
         return {"euler": {"A": "E", "AP": "PA", "AX": "XA", "APX": "APX"}[self._parts]}
+
+    @property
+    def largest_step(self) -> float:
+        return math.nan  # no warm-up finds one
 
     def init(self, z: Any, noise: Any) -> Phase:
         momentum = ()

@@ -254,7 +254,8 @@ class SGMCMC(MCMCKernel):
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
         """Checks of a start that need its values, for a dynamics that asks for them."""
         if isinstance(self.dynamics, Checked):
-            report = on_potential(lambda potential, *at: self._chain_for(potential).dynamics.report(*at))
+            bound: Any = lambda potential: self._chain_for(potential).dynamics  # noqa: E731
+            report = on_potential(lambda potential, *at: bound(potential).report(*at))
             self.dynamics.check(report(phase, h), phase)
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:

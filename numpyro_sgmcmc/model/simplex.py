@@ -8,8 +8,8 @@ A point of the simplex is K numbers on the half-line over their sum,
     p(\theta) = p(\pi)\, s^{1 - K}\, \mathrm{Gamma}(s; A, 1),
 
 for the sum is free: any law of it leaves that of :math:`\pi`. With :math:`A = \sum_k \alpha_k` the prior
-Dirichlet(:math:`\alpha`) is that of independent :math:`\theta_k \sim \mathrm{Gamma}(\alpha_k, 1)`. A site with the prior Gamma(a, b) is
-:math:`\theta / b`.
+Dirichlet(:math:`\alpha`) is that of independent :math:`\theta_k \sim \mathrm{Gamma}(\alpha_k, 1)`. A site with the
+prior Gamma(a, b) is :math:`\theta / b`.
 
 The unconstrained values are :math:`\log \theta` ("natural") or :math:`\pm\theta` ("mean", both signs equally likely).
 """
@@ -78,7 +78,8 @@ class HalfLine(Transform):
     :param bool log: whether the unconstrained values are log theta, else theta with any sign.
     """
 
-    domain, codomain = constraints.real, constraints.positive
+    domain: Any = constraints.real
+    codomain: Any = constraints.positive
 
     def __init__(self, scale: Any, log: bool):
         self.scale, self.log = scale, log
@@ -106,7 +107,8 @@ class Expanded(Transform):
         then the derivatives with A + n in the place of A, whatever n is.
     """
 
-    domain, codomain = constraints.real_vector, constraints.simplex
+    domain: Any = constraints.real_vector
+    codomain: Any = constraints.simplex
 
     def __init__(self, total: Any, log: bool, raw: bool):
         self.total, self.log, self.raw = total, log, raw
@@ -144,17 +146,21 @@ class Charts:
 
     log: bool
     raw: bool = False
-    counts: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, name: str, fn: Distribution) -> Transform | None:
         """None for a site on neither."""
-        own = _bare(fn)
+        own: Any = _bare(fn)
         if _is(fn.support, constraints.simplex):
             K = fn.event_shape[-1]
-            total = own.concentration.sum(-1) if isinstance(own, Dirichlet) else jnp.full(fn.batch_shape, float(K))
+            total = (
+                jnp.asarray(own.concentration).sum(-1)
+                if isinstance(own, Dirichlet)
+                else jnp.full(fn.batch_shape, float(K))
+            )
             return Expanded(total + self.counts.get(name, 0.0), self.log, self.raw)
         if _is(fn.support, constraints.positive) or _is(fn.support, constraints.nonnegative):
-            return HalfLine(1 / own.rate if isinstance(own, (Gamma, Exponential)) else 1.0, self.log)
+            return HalfLine(1 / jnp.asarray(own.rate) if isinstance(own, (Gamma, Exponential)) else 1.0, self.log)
         return None
 
 
@@ -173,7 +179,7 @@ def supports_of_sites(potential: Any) -> dict[str, str]:
     return found
 
 
-def _bare(fn: Distribution) -> Distribution:
+def _bare(fn: Any) -> Any:
     while isinstance(fn, (ExpandedDistribution, Independent)):
         fn = fn.base_dist
     return fn
