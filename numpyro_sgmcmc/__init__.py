@@ -10,16 +10,23 @@ from numpyro_sgmcmc.diagnostics.stein import kernel_stein_discrepancy
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.to_arviz import to_arviz
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
+from numpyro_sgmcmc.dynamics.matrices import LinearMap
+from numpyro_sgmcmc.dynamics.metrics import Energy, Fisher
+from numpyro_sgmcmc.dynamics.recipe import Recipe
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
 from numpyro_sgmcmc.gradients.svrg import SVRG
+from numpyro_sgmcmc.kernels.scir import SCIR
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
+from numpyro_sgmcmc.kernels.sgrhmc import SGRHMC
+from numpyro_sgmcmc.kernels.sgrld import SGRLD
+from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.tuning.mode import find_mode
@@ -30,18 +37,27 @@ __version__ = "0.1.0"
 __all__ = [
     "MSGNHT",
     "SAGA",
+    "SCIR",
     "SGHMC",
     "SGLD",
     "SGMCMC",
     "SGNHT",
+    "SGRHMC",
+    "SGRLD",
     "SVRG",
     "Constant",
     "ControlVariate",
     "Cyclical",
+    "Energy",
+    "ExpandedMean",
+    "Fisher",
     "GradientNoise",
+    "LinearMap",
     "Minibatch",
+    "Natural",
     "Piecewise",
     "Polynomial",
+    "Recipe",
     "Reshuffled",
     "SGMCMCState",
     "Splitting",

@@ -48,6 +48,9 @@ class Flow(NamedTuple):
     - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
     - **place** - the letters next to each other among which it is right, once in a word; empty: anywhere.
     - **needs_variance** - whether it reads the variance of the gradient's noise, a dict like ``z`` in ``auxiliary``.
+    - **shares_noise** - whether its noise is that of the step, one draw like :meth:`Dynamics.noise_like` for all
+      letters that say so.
+    - **needs_key** - whether it is handed a random key, for noise that is not normal.
     """
 
     name: str
@@ -57,6 +60,8 @@ class Flow(NamedTuple):
     contains: str = ""
     place: str = ""
     needs_variance: bool = False
+    shares_noise: bool = False
+    needs_key: bool = False
 
 
 class RowsState(NamedTuple):
@@ -256,6 +261,15 @@ class Dynamics(Protocol):
         del phase
         return ()
 
+    def noise_like(self, phase: Phase) -> Any:
+        """What the noise of a step is like, where letters share it."""
+        return phase.z
+
+    def bind(self, potential: Potential) -> "Dynamics":
+        """The dynamics for a potential, where a function of the model, its Fisher information say, is part of it."""
+        del potential
+        return self
+
 
 @runtime_checkable
 class Adaptive(Protocol):
@@ -267,6 +281,21 @@ class Adaptive(Protocol):
 
         :param gradient: the last one of this step.
         :param num_warmup: integrator steps of the warm-up. From this step on nothing may change.
+        """
+        ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A dynamics whose parts a user has brought. It moves in z itself, in no other coordinates."""
+
+    def report(self, phase: Phase, h: jax.Array) -> Any:
+        """What is to be checked of the start of a chain, arrays; may be traced."""
+        ...
+
+    def check(self, report: Any, phase: Phase) -> None:
+        """
+        :raises ValueError: names the entry that is wrong.
         """
         ...
 

@@ -20,8 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
+from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.types import Phase
 from numpyro_sgmcmc.utils import noise
 
@@ -171,6 +173,84 @@ def z_scores(estimates, truth):
     estimates = np.asarray(estimates, float)
     error = estimates.std(0, ddof=1) / np.sqrt(len(estimates))
     return (estimates.mean(0) - np.asarray(truth)) / error
+
+
+# -- without sampling ----------------------------------------------------------------------------------------------
+
+
+def drift_and_diffusion(dynamics, word, phase, gradient):
+    """
+    f and D of the step as shipped, with which X_h = x + f h + sqrt(2 D h) n for small h, raveled.
+
+    :param gradient: z -> gradient of U.
+    """
+    h = 1e-10
+    flat, unravel = ravel_pytree((phase.z, phase.momentum, phase.thermostat, phase.auxiliary))
+    splitting = named(word, dynamics)
+    flows = [splitting.flows[letter] for letter in splitting.word]
+    shared = any(flow.shares_noise for flow in flows)
+    count = 1 if shared else sum(flow.needs_noise for flow in flows)
+    one, unravel_noise = ravel_pytree(dynamics.noise_like(phase) if shared else phase.z)
+    evaluate = lambda z: _Gradient(gradient(z))  # noqa: E731
+    carried = gradient(phase.z) if splitting.carries_gradient else ()
+
+    def moved(h, noises):
+        with pytest.MonkeyPatch.context() as patch:
+            with_noise(patch, [unravel_noise(n) for n in noises])
+            new, *_ = splitting.step(dynamics, phase, carried, h, evaluate, random.key(0))
+        return ravel_pytree((new.z, new.momentum, new.thermostat, new.auxiliary))[0]
+
+    still = jnp.zeros((count, one.size))
+    _, f = jax.jvp(lambda h: moved(h, still), (jnp.asarray(h),), (jnp.ones(()),))
+    J = jax.jacobian(lambda n: moved(jnp.asarray(h), n))(still).reshape(flat.size, -1)
+    return f, J @ J.T / (2 * h)
+
+
+def quadrature(energy, momenta, thermostats=0, thermostat=(0.0, 1.0), d=2, points=61, width=5.0):
+    """
+    Nodes and weights of exp(-U) times the normal laws of momenta and thermostats: the trapezoidal rule in z, Gauss and
+    Hermite's in the others. Shapes ``(k, d + momenta + thermostats)`` and ``(k,)``.
+
+    :param thermostat: mean and variance of the thermostats.
+    """
+    line = np.linspace(-width, width, points)
+    z = np.stack(np.meshgrid(*d * [line], indexing="ij"), -1).reshape(-1, d)
+    mass = np.exp(-jax.vmap(energy)(z))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(4)
+    mean, variance = thermostat
+    axes = momenta * [nodes] + thermostats * [mean + np.sqrt(variance) * nodes]
+    if axes:
+        others = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+        of_others = np.prod(np.stack(np.meshgrid(*len(axes) * [weights], indexing="ij"), -1).reshape(-1, len(axes)), 1)
+        z = np.concatenate([np.repeat(z, len(others), 0), np.tile(others, (len(z), 1))], 1)
+        mass = np.outer(mass, of_others).ravel()
+    keep = mass > 1e-10 * mass.max()
+    return z[keep], mass[keep] / mass.sum()
+
+
+def stationarity(step, nodes, weights, seed=0, tests=4):
+    """
+    E_pi[f . grad phi + D : grad grad phi] for random polynomials phi of degree 3, relative to the mean of the absolute
+    value: 0 for a dynamics that leaves pi.
+
+    :param step: x -> f, D.
+    """
+    n = nodes.shape[1]
+    rng = np.random.default_rng(seed)
+    powers = np.array([a for a in itertools.product(range(4), repeat=n) if 0 < sum(a) <= 3])
+    coefficients = rng.normal(size=(tests, len(powers)))
+
+    def phis(x):
+        table = jnp.stack([jnp.ones_like(x), x, x * x, x * x * x])  # a power of 0 has no second derivative
+        return jnp.asarray(coefficients) @ jnp.prod(table[powers, np.arange(n)], 1)
+
+    @jax.jit
+    def generated(x):
+        f, D = step(x)
+        return jax.jacfwd(phis)(x) @ f + jnp.einsum("kij,ij->k", jax.jacfwd(jax.jacfwd(phis))(x), D)
+
+    values = np.asarray(lax.map(generated, jnp.asarray(nodes), batch_size=4096))
+    return np.abs(weights @ values) / (weights @ np.abs(values))
 
 
 # -- minibatches ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 
+from numpyro_sgmcmc import Recipe
+
 N, B, DIM = 24, 6, 3
 PRIOR_SD = 2.0  # of the mean in `gaussian`
 
@@ -18,6 +20,7 @@ X = _rng.normal(size=(N, DIM))
 COUNTS = (_rng.random(N) < 0.5).astype(int)
 ROWS = 0.7 + _rng.normal(size=N)  # for `gaussian` and its relatives
 TABLE = _rng.normal(size=(4, N))  # for `crossed`
+CATEGORIES = np.arange(N) % 3  # for `shares`
 VECTORS = 1.5 * _rng.normal(size=(N, DIM))  # for `constrained`
 
 
@@ -111,3 +114,30 @@ def precision_posterior(x):
     k = len(x) + 1
     mean = np.sum(x) / k
     return 3 + len(x) / 2, 3 + 0.5 * (np.sum(np.square(x)) - k * mean**2), mean, k
+
+
+def shares(x):
+    """Conjugate."""
+    p = numpyro.sample("p", dist.Dirichlet(jnp.full(3, 0.5)))
+    with numpyro.plate("N", len(x)) as rows:
+        numpyro.sample("x", dist.Categorical(p), obs=x[rows])
+
+
+def metric(phase):
+    """Of :func:`gaussian`, for recipes."""
+    return 1 / (1 + phase.z["mu"] ** 2)
+
+
+def energy_of_thermostat(phase):
+    """Of momentum and thermostat."""
+    return 0.5 * phase.momentum["mu"] ** 2 + 0.5 * (phase.auxiliary["xi"] - 1.0) ** 2
+
+
+def coupling_of_thermostat(phase):
+    """The skew matrix of Nosé and Hoover in one dimension."""
+    return {("momentum", "mu"): 1.0, ("momentum", "xi"): phase.momentum["mu"].reshape(1, 1)}
+
+
+THERMOSTAT = Recipe(
+    D={"momentum": 1.0}, Q=coupling_of_thermostat, kinetic=energy_of_thermostat, auxiliary={"xi": np.array(1.0)}
+)

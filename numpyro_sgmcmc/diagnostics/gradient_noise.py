@@ -97,4 +97,4 @@ def gradient_noise(
     def probes(potential, state):
         return jax.vmap(lambda state: probe(potential, state))(state) if state.i.ndim else probe(potential, state)
 
-    return compiled(probes, kernel._model, model_args, model_kwargs, kernel._batch_size)(state)
+    return compiled(probes, kernel._model, model_args, model_kwargs, kernel._batch_size, kernel._transforms)(state)

@@ -57,7 +57,7 @@ class Splitting:
     @property
     def carries_gradient(self) -> bool:
         """Whether a step begins with a kick whose gradient the step before has left behind (BAOAB, OBABO)."""
-        return self.evaluates_end and self._kicks[0] < self._moves[0]
+        return self.evaluates_end and self._kicks[0] <= self._moves[0]
 
     @property
     def evaluates_start(self) -> bool:
@@ -130,8 +130,11 @@ class Splitting:
         :param rng_key: key of the step's noise.
         :return: the new phase, the gradient to carry (or ``()``), and the evaluations that were made.
         """
-        draws = sum(self.flows[letter].needs_noise for letter in self.word)
+        used = [self.flows[letter] for letter in self.word]
+        shared = any(flow.shares_noise for flow in used)
+        draws = shared + sum((flow.needs_noise or flow.needs_key) and not flow.shares_noise for flow in used)
         keys = iter([rng_key] if draws == 1 else jax.random.split(rng_key, draws))
+        of_step = noise.normal_like(next(keys), dynamics.noise_like(phase)) if shared else ()
         fresh, evaluations = self.carries_gradient, []
         for letter in self.word:
             flow, inputs = self.flows[letter], []
@@ -140,8 +143,12 @@ class Splitting:
                     evaluations.append(gradient_fn(phase.z))
                     gradient, fresh = evaluations[-1].gradient, True
                 inputs.append(gradient)
-            if flow.needs_noise:
+            if flow.shares_noise:
+                inputs.append(of_step)
+            elif flow.needs_noise:
                 inputs.append(noise.normal_like(next(keys), phase.z))
+            elif flow.needs_key:
+                inputs.append(next(keys))
             phase = getattr(dynamics, letter)(phase, h / self.word.count(letter), *inputs)
             fresh = fresh and not flow.moves
         return phase, gradient if self.carries_gradient else (), tuple(evaluations)

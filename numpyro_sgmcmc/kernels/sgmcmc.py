@@ -28,13 +28,13 @@ from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.fingerprint import fingerprint
-from numpyro_sgmcmc.model.handlers import full_rows, indexable
+from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.tuning.tuner import Tuner
-from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, Phase, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
@@ -104,6 +104,7 @@ class SGMCMC(MCMCKernel):
     sample_field = "z"  # pyright: ignore[reportAssignmentType]
     default_fields = ("z", "diverging", "step_size", "monitor")  # pyright: ignore[reportAssignmentType]
     _frozen = False
+    _transforms: Transforms | None = None  # of sites; None: those of NumPyro
 
     def __init__(
         self,
@@ -137,6 +138,11 @@ class SGMCMC(MCMCKernel):
             check_independent(scheme, integrator)
         check_center(estimator, step_size)
         check_mass_has_step(getattr(dynamics, "inverse_mass_matrix", 1.0), step_size)
+        if step_size is None and isinstance(dynamics, Checked):
+            raise ValueError(
+                f"step_size= is missing: the warm-up does not find one for {type(dynamics).__name__}, which moves in z "
+                "itself. Give a step_size."
+            )
         self._dense_mass, self._known = checked_found(dense_mass, settings, step_size)
         self._model = checked_model(model)
         self._chain = Chain(
@@ -239,19 +245,33 @@ class SGMCMC(MCMCKernel):
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential.prototype, batched)
         on_potential = partial(
-            compiled, model=self._model, model_args=model_args, model_kwargs=model_kwargs, batch_size=self._batch_size
+            compiled,
+            model=self._model,
+            model_args=model_args,
+            model_kwargs=model_kwargs,
+            batch_size=self._batch_size,
+            transforms=self._transforms,
         )
         mark = _fingerprint(model_args, model_kwargs)
         start = partial(self._start_chains, num_warmup=num_warmup, fingerprint=mark)
         state, energies = on_potential(start)(rng_key, init_params)
         if not isinstance(rng_key, Tracer):
             check_energies(energies)
+            first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
+            self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # inside of a map over chains the energies are not known; those of a start of our own are
             with jax.ensure_compile_time_eval():
                 check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
         _warn_of_sites(potential.structure)
         return state
+
+    def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
+        """Checks of a start that need its values, for a dynamics that asks for them."""
+        if isinstance(self.dynamics, Checked):
+            bound: Any = lambda potential: self._chain_for(potential).dynamics  # noqa: E731
+            report = on_potential(lambda potential, *at: bound(potential).report(*at))
+            self.dynamics.check(report(phase, h), phase)
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """One MCMC transition: ``steps_per_sample`` steps of every chain in ``state``."""
@@ -287,6 +307,9 @@ class SGMCMC(MCMCKernel):
 
     def _chain_for(self, potential: ModelPotential) -> Chain:
         """The chain with the estimator that is for this potential, where the user leaves it to us."""
+        dynamics = self._chain.dynamics.bind(potential)
+        if dynamics is not self._chain.dynamics:
+            return replace(self._chain, dynamics=dynamics)
         plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs
         gradient = self._chain.gradient
         if self._chain.tuned and isinstance(gradient, ControlVariate) and gradient.shared and plain:
@@ -307,7 +330,7 @@ class SGMCMC(MCMCKernel):
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """Unconstrained -> constrained values, whether or not the siblings' values are among the arguments."""
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
-        return jax.jit(partial(constrained_latents, self._model, args, kwargs))
+        return jax.jit(partial(constrained_latents, self._model, args, kwargs, transforms=self._transforms))
 
     def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """The state under new conditioning values, see :meth:`~numpyro_sgmcmc.kernels.chain.Chain.refresh`."""
@@ -343,7 +366,7 @@ class SGMCMC(MCMCKernel):
         return AUTOMATIC if self._chain.tuned and self.batch_size is None else self.batch_size
 
     def _potential(self, model_args, model_kwargs) -> ModelPotential:
-        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size)
+        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size, self._transforms)
 
 
 def _fingerprint(model_args, model_kwargs):

@@ -8,12 +8,18 @@ import jax
 
 from numpyro_sgmcmc.model.arrays import Indexable, indexable
 from numpyro_sgmcmc.model.checks import NeedsValues
+from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.utils import trees
 
 
 def compiled(
-    fn: Callable, model: Any, model_args: tuple, model_kwargs: Mapping[str, Any] | None, batch_size: Any
+    fn: Callable,
+    model: Any,
+    model_args: tuple,
+    model_kwargs: Mapping[str, Any] | None,
+    batch_size: Any,
+    transforms: Transforms | None = None,
 ) -> Callable:
     """
     ``fn(potential, *rest)`` as a compiled function of ``rest``.
@@ -30,11 +36,11 @@ def compiled(
     @jax.jit
     def on_arguments(arrays, *rest):
         args, kwargs = rebuild(arrays)
-        return fn(ModelPotential.of(model, args, kwargs, batch_size), *rest)
+        return fn(ModelPotential.of(model, args, kwargs, batch_size, transforms), *rest)
 
     @jax.jit
     def on_constants(*rest):
-        return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size), *rest)
+        return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size, transforms), *rest)
 
     program = None
 

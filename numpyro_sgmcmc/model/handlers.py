@@ -1,6 +1,6 @@
 """Running a NumPyro model on the rows it is told, and at unconstrained values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,8 +16,8 @@ from numpyro_sgmcmc.model.arrays import indexable
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.compat import SCAN_INDEX, scan_wrapper
 
-Transforms: TypeAlias = Mapping[str, Transform]
-"""Site -> transform from unconstrained values to the support of its distribution."""
+Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
+"""Site -> transform from unconstrained values to the support of its distribution, or a function of both."""
 
 
 class minibatch(Messenger):
@@ -86,7 +86,11 @@ class full_rows(Messenger):
 
 def transform_of(name: str, fn: Distribution, transforms: Transforms | None) -> Transform:
     """The transform of a site from unconstrained values to its support."""
-    return transforms[name] if transforms and name in transforms else biject_to(fn.support)
+    return _given(name, fn, transforms) or biject_to(fn.support)
+
+
+def _given(name: str, fn: Distribution, transforms: Transforms | None) -> Transform | None:
+    return transforms(name, fn) if callable(transforms) else (transforms or {}).get(name)
 
 
 def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> handlers.substitute:
@@ -110,7 +114,7 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     step = site["infer"].get(SCAN_INDEX)
     if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):
         x = x[step]  # inside a scan, of a value for each of its steps
-    if name not in transforms and _is_real(fn.support):
+    if _given(name, fn, transforms) is None and _is_real(fn.support):
         return x
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))

@@ -205,13 +205,15 @@ class ModelPotential:
         return self.unconstrain(usual.latents(z)) if self.transforms else z
 
 
-def constrained_latents(model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites) -> dict[str, jax.Array]:
+def constrained_latents(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites, transforms: Transforms | None = None
+) -> dict[str, jax.Array]:
     """
     Constrained values of the sites in ``z``, by their transforms alone. Other latents, as a Gibbs kernel leaves them
     out here, are drawn; nothing depends on them unless a support does.
     """
     seeded = handlers.seed(minibatch(model), jax.random.key(0))
-    tr = handlers.trace(unconstrained(seeded, z)).get_trace(*args, **kwargs)
+    tr = handlers.trace(unconstrained(seeded, z, transforms)).get_trace(*args, **kwargs)
     return {name: tr[name]["value"] for name in z}
 
 

@@ -67,6 +67,21 @@ def normal_like(rng_key: jax.Array, tree: Any) -> Any:
     return jax.tree.unflatten(treedef, noise)
 
 
+def log_central_mixture(rng_key: jax.Array, shape: jax.Array, mean: jax.Array) -> jax.Array:
+    """
+    The logarithm of Gamma(b + J, 1) numbers, J ~ Poisson(m): half a noncentral chi-square number of 2 b degrees of
+    freedom and noncentrality 2 m. It is finite also where the number itself is below the smallest one.
+
+    :param shape: b > 0.
+    :param mean: m >= 0, of the same shape. Above 1e8 the Poisson number is a rounded normal one.
+    """
+    key_count, key_large, key_gamma = random.split(rng_key, 3)
+    small = jnp.minimum(mean, 1e8)
+    count = random.poisson(key_count, small).astype(shape.dtype)
+    large = jnp.round(mean + jnp.sqrt(mean) * normal(key_large, mean.shape, shape.dtype))
+    return random.loggamma(key_gamma, shape + jnp.where(mean > 1e8, large, count), dtype=shape.dtype)
+
+
 def threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Blocks of two words, enciphered; words are uint32 and ``key`` is two of them."""
     keys = key[0], key[1], key[0] ^ key[1] ^ PARITY

@@ -189,6 +189,44 @@ def checked_inverse_mass(value: Any) -> Any:
     return float(checked)
 
 
+def checked_metric(metric: Any) -> Any:
+    """
+    A function of the position, or an object that makes one of a potential.
+
+    :raises TypeError: neither.
+    """
+    if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "bind")):
+        raise TypeError(
+            f"metric={metric!r} is not a function of z, the unconstrained values by site. For a constant use "
+            "SGLD(model, inverse_mass_matrix=...), for one of the model metric=Fisher()."
+        )
+    return metric
+
+
+def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
+    """
+    A dict of numbers by site.
+
+    :raises ValueError: not a dict of positive, finite numbers.
+    """
+    if rates is None:
+        return {}
+    if not isinstance(rates, Mapping):
+        raise ValueError(f"{what}={rates!r} must be a dict of positive numbers by site.")
+    for site, rate in rates.items():
+        array = np.asarray(rate)
+        if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
+            raise ValueError(f"{what}[{site!r}] must hold positive, finite numbers, got {rate!r}.")
+    return {site: np.asarray(rate, float) for site, rate in rates.items()}
+
+
+def check_rates_fit(what: str, rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """
+    :raises ValueError: the name of no site, or a value of the wrong shape.
+    """
+    _check_sites(what, rates, prototype, scalars=True)
+
+
 def check_inverse_mass_fits(inverse_mass: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """
     :raises ValueError: a dict that is not like ``z``.

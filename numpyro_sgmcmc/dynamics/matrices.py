@@ -1,0 +1,296 @@
+r"""
+Matrices over the variables of a phase, raveled to n numbers: z by site, then the momentum, then auxiliary variables.
+
+A matrix A is given as what it is: a scalar (times the identity), a diagonal, a matrix, blocks by name, or a linear map.
+For the recipe of Ma, Chen & Fox (2015) three things are needed of it: A v, the divergence of its rows
+
+.. math:: \Gamma_i(x) = \sum_j \frac{\partial A_{ij}}{\partial x_j}(x)
+    = \sum_j \left. \frac{d}{dt} (A(x + t e_j) e_j)_i \right|_{t = 0}
+    = E_v \left. \frac{d}{dt} (A(x + t v) v)_i \right|_{t = 0},
+    \qquad v_j = \pm 1 \text{ independent, equally likely},
+
+and a factor F with :math:`F F^T = A`. The divergence of a scalar is its gradient, one VJP. Otherwise it takes n JVPs,
+or one with signs v: unbiased, and exact for diagonals whose entries depend on their own coordinate only, for
+:math:`v_j^2 = 1`.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import jax
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.types import Phase
+
+EXACT = 16  # variables up to which a divergence is computed column by column
+
+
+class LinearMap(NamedTuple):
+    """
+    A matrix over the raveled variables of a phase, given by its products.
+
+    - **times** - v -> A v, both of shape ``(n,)``.
+    - **factor** - v -> F v with F F' = A, of shape ``(n,)``. Needed of D, whose noise it makes.
+    """
+
+    times: Callable[[jax.Array], jax.Array]
+    factor: Callable[[jax.Array], jax.Array] | None = None
+
+
+class Block(NamedTuple):
+    """A scalar times the identity, a diagonal or a matrix that stands in some rows and columns."""
+
+    rows: slice
+    columns: slice
+    value: jax.Array
+
+
+class Layout:
+    """Where the variables of a phase lie in the raveled vector, and what their entries are called."""
+
+    def __init__(self, phase: Phase):
+        tree = (phase.z, phase.momentum, phase.auxiliary)
+        self._flat, self._unravel = ravel_pytree(tree)
+        self.size = self._flat.size
+        self.places: dict[str, slice] = {}
+        self.names: list[tuple[str, int, tuple[int, ...]]] = []
+        end = 0
+        for part, variables in zip(("z", "momentum", "auxiliary"), tree):
+            begin = end
+            for path, leaf in jax.tree_util.tree_flatten_with_path(variables)[0]:
+                own = slice(end, end + jnp.size(leaf))
+                self.names.append((part + jax.tree_util.keystr(path), end, jnp.shape(leaf)))
+                if part != "momentum" and path:
+                    self.places.setdefault(str(getattr(path[0], "key", path[0])), own)
+                end = own.stop
+            self.places[part] = slice(begin, end)
+
+    @property
+    def z(self) -> slice:
+        return self.places["z"]
+
+    def ravel(self, phase: Phase) -> jax.Array:
+        """A phase as a vector, shape ``(n,)``."""
+        return ravel_pytree((phase.z, phase.momentum, phase.auxiliary))[0]
+
+    def unravel(self, x: jax.Array, phase: Phase) -> Phase:
+        """The inverse of :meth:`ravel`; ``phase`` has what is not raveled."""
+        z, momentum, auxiliary = self._unravel(x)
+        return phase._replace(z=z, momentum=momentum, auxiliary=auxiliary)
+
+    def name(self, i: int) -> str:
+        """Of entry i, for messages: ``z['w'][2]``."""
+        name, begin, shape = [entry for entry in self.names if entry[1] <= i][-1]
+        index = np.unravel_index(i - begin, shape) if shape else ()
+        return name + (f"[{', '.join(str(int(k)) for k in index)}]" if shape else "")
+
+    def place(self, what: str, name: Any) -> slice:
+        """
+        :raises ValueError: there is no variable of this name.
+        """
+        if name not in self.places:
+            known = ", ".join(repr(place) for place, s in self.places.items() if s.stop > s.start)
+            raise ValueError(f"{what} has a block for {name!r}; the variables are {known}.")
+        return self.places[name]
+
+
+class Matrix:
+    """
+    One of the forms in which a matrix may be given, checked.
+
+    :param str what: its name, for messages.
+    :param value: what the user's function has returned.
+    :param int sign: 1 for symmetric matrices, -1 for skew ones: of the mirror image of an off-diagonal block.
+    :raises ValueError: a value that is no matrix over the variables.
+    """
+
+    def __init__(self, what: str, value: Any, layout: Layout, sign: int = 1):
+        self.layout, self.blocks, self.map = layout, [], None
+        everything = slice(0, layout.size)
+        if isinstance(value, LinearMap):
+            self.map = value
+            return
+        given = value if isinstance(value, Mapping) else {"all": value}
+        for key, entry in given.items():
+            names = key if isinstance(key, tuple) else (key, key)
+            places = [everything if value is entry else layout.place(what, name) for name in names]
+            of = what if value is entry else f"{what}[{key!r}]"
+            rows, columns = places
+            block = Block(rows, columns, _checked_block(of, entry, rows, columns, layout))
+            self.blocks.append(block)
+            if rows != columns:
+                self.blocks.append(Block(columns, rows, sign * block.value.T))
+        for k, block in enumerate(self.blocks):
+            if any(_overlap(block, other) for other in self.blocks[:k]):
+                raise ValueError(f"{what} gives {layout.name(block.rows.start)} twice; give each block once.")
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether nothing but the diagonal is given, each entry once."""
+        return self.map is None and all(b.value.ndim < 2 and b.rows == b.columns for b in self.blocks)
+
+    def times(self, v: jax.Array) -> jax.Array:
+        """A v."""
+        if self.map is not None:
+            return self.map.times(v)
+        if len(self.blocks) == 1 and self.blocks[0].rows == slice(0, self.layout.size):
+            return _times(self.blocks[0].value, v)
+        out = jnp.zeros_like(v)
+        for block in self.blocks:
+            out = out.at[block.rows].add(_times(block.value, v[block.columns]))
+        return out
+
+    def factor(self, v: jax.Array) -> jax.Array:
+        """F v with F F' = A; not a number where A is not symmetric and positive semi-definite."""
+        if self.map is not None:
+            assert self.map.factor is not None
+            return self.map.factor(v)
+        if any(block.rows != block.columns for block in self.blocks):
+            return _factor(self.dense()) @ v
+        if len(self.blocks) == 1 and self.blocks[0].rows == slice(0, self.layout.size):
+            return _times(_factor(self.blocks[0].value), v)
+        out = jnp.zeros_like(v)
+        for block in self.blocks:
+            out = out.at[block.rows].add(_times(_factor(block.value), v[block.columns]))
+        return out
+
+    def dense(self) -> jax.Array:
+        """As a matrix, shape ``(n, n)``."""
+        if self.map is not None:
+            return jax.vmap(self.times, out_axes=1)(jnp.eye(self.layout.size, dtype=self.layout._flat.dtype))
+        out = jnp.zeros((self.layout.size, self.layout.size), self.layout._flat.dtype)
+        for block in self.blocks:
+            size = block.rows.stop - block.rows.start
+            value = block.value if block.value.ndim == 2 else block.value * jnp.eye(size, dtype=out.dtype)
+            out = out.at[block.rows, block.columns].add(value)
+        return out
+
+    def as_diagonal(self) -> jax.Array:
+        """The diagonal where :attr:`diagonal`, shape ``(n,)``."""
+        out = jnp.zeros(self.layout.size, self.layout._flat.dtype)
+        for block in self.blocks:
+            out = out.at[block.rows].add(block.value)
+        return out
+
+    def scaled(self, by: jax.Array) -> "Matrix":
+        """The matrix times a positive number."""
+        if self.map is not None:
+            times, factor = self.map
+            root = None if factor is None else lambda v: jnp.sqrt(by) * factor(v)
+            return Matrix("", LinearMap(lambda v: by * times(v), root), self.layout)
+        return self._of(*(block._replace(value=by * block.value) for block in self.blocks))
+
+    def less_noise(self, Q: "Matrix", variance: jax.Array, h: jax.Array) -> "Matrix":
+        """
+        2 D h - A_z V A_z' h^2 for this D and A = D + Q; A_z are the columns of z.
+
+        :param variance: V, shape ``(d,)``.
+        """
+        z, blocks = self.layout.z, [*self.blocks, *Q.blocks]
+        of_z = [block for block in blocks if max(block.columns.start, z.start) < min(block.columns.stop, z.stop)]
+        apart = not any(_meet(a.columns, b.columns) or _meet(a.rows, b.rows) for a, b in combinations(of_z, 2))
+        if self.diagonal and Q.map is None and apart and all(block.value.ndim < 2 for block in of_z):
+            added = jnp.zeros(self.layout.size, variance.dtype)
+            everywhere = added.at[z].set(variance)
+            for block in of_z:
+                added = added.at[block.rows].add(block.value**2 * everywhere[block.columns])
+            covariance = 2 * h * self.as_diagonal() - h * h * added
+        else:
+            columns = (self.dense() + Q.dense())[:, z]
+            covariance = 2 * h * self.dense() - h * h * (columns * variance) @ columns.T
+        return self._of(Block(slice(0, self.layout.size), slice(0, self.layout.size), covariance))
+
+    def _of(self, *blocks: Block) -> "Matrix":
+        matrix = Matrix("", {}, self.layout)
+        matrix.blocks = list(blocks)
+        return matrix
+
+    def shown(self) -> jax.Array:
+        """What a check looks at: the matrix, or its diagonal where there is no more."""
+        return self.as_diagonal() if self.diagonal else self.dense()
+
+
+def divergence(matrix_at: Callable[[jax.Array], Matrix], x: jax.Array, signs: jax.Array, exact: bool | None):
+    """
+    Gamma at x, see the module.
+
+    :param matrix_at: x -> the matrix.
+    :param signs: v, shape ``(n,)``.
+    :param exact: column by column; None: where there are few variables.
+    """
+    matrix = matrix_at(x)
+    is_scalar = [block.value.ndim == 0 for block in matrix.blocks]
+    out = jnp.zeros_like(x)
+    if any(is_scalar):
+        _, pull_back = jax.vjp(lambda x: [b.value for b, s in zip(matrix_at(x).blocks, is_scalar) if s], x)
+        scalars = [block for block in matrix.blocks if block.value.ndim == 0]
+        for k, block in enumerate(scalars):
+            unit = [jnp.ones_like(b.value) if j == k else jnp.zeros_like(b.value) for j, b in enumerate(scalars)]
+            out = out.at[block.rows].add(pull_back(unit)[0][block.columns])
+    if all(is_scalar) and matrix.map is None:
+        return out
+
+    def along(v):
+        def product(x):
+            at_x = matrix_at(x)
+            at_x.blocks = [block for block in at_x.blocks if block.value.ndim]
+            return at_x.times(v)
+
+        return jax.jvp(product, (x,), (v,))[1]
+
+    exact = x.size <= EXACT if exact is None else exact
+    return out + (jax.vmap(along)(jnp.eye(x.size, dtype=x.dtype)).sum(0) if exact else along(signs))
+
+
+def _checked_block(what, value, rows, columns, layout):
+    size, width = rows.stop - rows.start, columns.stop - columns.start
+    shape = jnp.shape(value)
+    if size == width and shape != (size,) and shape != (size, size):
+        own = [s for _, begin, s in layout.names if begin == rows.start]
+        if shape and shape in own:
+            value = jnp.ravel(value)  # a diagonal of the shape of its site
+    value = jnp.asarray(value, layout._flat.dtype)
+    fits = [(size, width)] + ([(), (size,)] if size == width else [])
+    if value.shape in fits:
+        return value
+    some = f"a scalar, a diagonal of shape ({size},) or a matrix" if size == width else "a matrix"
+    momentum = layout.places["momentum"]
+    hint = ""
+    if momentum.stop == momentum.start and shape and shape[0] == 2 * size:
+        hint = " For twice as many, z and a momentum, give kinetic=1.0 or a function."
+    raise ValueError(f"{what} has shape {shape}; it must be {some} of shape ({size}, {width}).{hint}")
+
+
+def _meet(s, t):
+    return max(s.start, t.start) < min(s.stop, t.stop)
+
+
+def _overlap(a, b):
+    return _meet(a.rows, b.rows) and _meet(a.columns, b.columns)
+
+
+def _times(value, v):
+    return value @ v if value.ndim == 2 else value * v
+
+
+def _factor(value):
+    """
+    A square root, for matrices the Cholesky factor of C + d I with d of the order of the rounding errors, where C has a
+    unit diagonal or zeros. Not a number where the value is not symmetric and positive semi-definite.
+    """
+    if value.ndim < 2:
+        return jnp.sqrt(value)
+    n, eps = len(value), jnp.finfo(value.dtype).eps
+    scale = jnp.sqrt(jnp.diagonal(value))
+    positive = scale > 0
+    divisor = jnp.where(positive, scale, 1)
+    unit = value / divisor[:, None] / divisor
+    asymmetric = jnp.abs(unit - unit.T).max() > eps**0.5
+    outside = jnp.where(positive[:, None] & positive, 0, jnp.abs(unit)).max() > 0  # a row of a zero must be zero
+    shift = 8 * n * eps
+    shifted = jnp.where(jnp.eye(n, dtype=bool), jnp.where(positive, 1, 1 - shift) + shift, unit)
+    root = scale[:, None] * jnp.linalg.cholesky(shifted / (1 + shift), symmetrize_input=False)
+    return jnp.where(asymmetric | outside, jnp.nan, root)

@@ -1,0 +1,156 @@
+r"""
+Metrics that are functions of the position: what SGLD's preconditioner and SGHMC's mass become if they depend on z.
+
+They are given as :math:`G(z)^{-1}`, the inverse of the Riemannian metric: where it is large, a chain moves far. A
+metric of the model is a function of its energy or of its rows' gradients. It is computed on rows that are chosen once,
+so that it is a function of z and nothing else: computed on the rows of a step it would depend on the noise of the
+gradient, and the recipe would no longer leave the posterior.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+import math
+from typing import Any
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix
+from numpyro_sgmcmc.rows.schemes import WithoutReplacement
+from numpyro_sgmcmc.types import Phase, Potential, Rows
+
+
+def fixed_rows(potential: Potential, count: int) -> Rows:
+    """``count`` distinct rows of each plate, the same in every call."""
+    rows = {}
+    for p, (name, plate) in enumerate(potential.plates.items()):
+        key = random.fold_in(random.key(0), p)
+        rows[name] = WithoutReplacement()(key, jnp.uint32(0), plate.size, min(count, plate.size))
+    return rows
+
+
+@dataclass(frozen=True)
+class Fisher:
+    r"""
+    The diagonal of the Fisher information of the rows, by their gradients, and the curvature of a prior,
+
+    .. math:: G_{jj}(z) = \lambda + \frac{N}{m} \sum_{i \in S} \left(\frac{\partial U_i}{\partial z_j}(z)\right)^2,
+
+    with U_i the energy of row i and S a set of m rows that stays the same. A step costs some five gradients of m rows
+    more. Needs one minibatched plate.
+
+    :param int rows: m.
+    :param float prior: lambda > 0, the curvature that the prior adds; it also bounds G from below.
+
+    **References:** *Riemann Manifold Langevin and Hamiltonian Monte Carlo Methods*, M. Girolami, B. Calderhead (2011),
+    section 4.2
+    """
+
+    rows: int = 50
+    prior: float = 1.0
+
+    def __post_init__(self):
+        if not isinstance(self.rows, int) or self.rows < 1:
+            raise ValueError(f"Fisher(rows={self.rows!r}) must be a whole number of rows, at least 1.")
+        if not (math.isfinite(self.prior) and self.prior > 0):
+            raise ValueError(f"Fisher(prior={self.prior!r}) must be a positive number.")
+
+    def bind(self, potential: Potential) -> Callable[[Any], Any]:
+        """
+        z -> the diagonal of G^-1, a dict like z.
+
+        :raises ValueError: not one minibatched plate.
+        """
+        if len(potential.plates) != 1:
+            raise ValueError(
+                f"metric=Fisher() needs one minibatched plate whose rows have gradients, not {len(potential.plates)}. "
+                "Give a batch_size, or a metric of your own."
+            )
+        rows = fixed_rows(potential, self.rows)
+        ((name, plate),) = potential.plates.items()
+        scale = plate.size / rows[name].shape[0]
+
+        def metric(z):
+            one = lambda z, row: potential.per_row(z, {name: row[None]})[0]  # noqa: E731
+            gradients = jax.vmap(jax.grad(one), (None, 0))(z, rows[name])
+            return jax.tree.map(lambda g: 1 / (self.prior + scale * (g * g).sum(0)), gradients)
+
+        return metric
+
+
+@dataclass(frozen=True)
+class Energy:
+    r"""
+    A metric that moves faster where the density is small, :math:`G(z)^{-1} = a \sqrt{|U(z) + c|}` times the identity.
+
+    With a minibatched plate U is estimated on rows that stay the same. Choose c so that U + c is positive: where it is
+    0 the metric has a kink and a chain no noise.
+
+    :param float scale: a > 0.
+    :param float offset: c.
+    :param int rows: number of these rows.
+
+    **References:** *A Complete Recipe for Stochastic Gradient MCMC*, Y.-A. Ma, T. Chen, E. B. Fox (2015), section 4.1,
+    where a = 1.5 and c = 0.5
+    """
+
+    scale: float = 1.5
+    offset: float = 0.5
+    rows: int = 50
+
+    def __post_init__(self):
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"Energy(scale={self.scale!r}) must be a positive number.")
+
+    def bind(self, potential: Potential) -> Callable[[Any], Any]:
+        """z -> G^-1, a scalar."""
+        rows = fixed_rows(potential, self.rows)
+        return lambda z: self.scale * jnp.sqrt(jnp.abs(potential.estimate(z, rows) + self.offset))
+
+
+@dataclass(frozen=True, eq=False)
+class OfPosition:
+    """
+    The part of a recipe that a metric makes, a function of the phase.
+
+    :param metric: z -> G^-1 as a scalar, a diagonal or a matrix over the raveled z, or a dict of these by site; or an
+        object whose ``bind(potential)`` is such a function.
+    :param str part: ``"position"``, G^-1 in the rows of z; ``"friction"``, a multiple of it in the rows of the
+        momentum; ``"coupling"``, its root R with R R' = G^-1, between both.
+    :param float factor: of the friction.
+    """
+
+    metric: Any
+    part: str = "position"
+    factor: float = 1.0
+
+    def bind(self, potential: Potential) -> "OfPosition":
+        """The part for a potential."""
+        if hasattr(self.metric, "bind"):
+            return OfPosition(self.metric.bind(potential), self.part, self.factor)
+        return self
+
+    def __call__(self, phase: Phase) -> Any:
+        value = plain(self.metric(phase.z), phase)
+        if self.part == "position":
+            return value
+        if self.part == "friction":
+            return {"momentum": self.factor * value}
+        root = jnp.sqrt(value) if value.ndim < 2 else jnp.linalg.cholesky(value, symmetrize_input=False)
+        return {("momentum", "z"): root.T}
+
+
+def plain(value: Any, phase: Phase) -> jax.Array:
+    """
+    A metric as a scalar, a diagonal or a matrix over the raveled z.
+
+    :raises ValueError: it is none of these.
+    """
+    layout = Layout(Phase(phase.z))
+    matrix = Matrix("metric", value, layout)
+    if matrix.map is not None:
+        raise ValueError("metric returns a LinearMap; return a diagonal or a matrix, or use Recipe(D=...) as dynamics.")
+    if not isinstance(value, Mapping):
+        return matrix.blocks[0].value
+    return matrix.as_diagonal() if matrix.diagonal else matrix.dense()

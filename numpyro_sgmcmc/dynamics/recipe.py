@@ -1,0 +1,334 @@
+r"""
+The complete recipe (Ma, Chen & Fox 2015, theorem 1): with x = (z, momentum p, auxiliary variables a),
+
+.. math:: dx = \left[ -(D(x) + Q(x)) \nabla H(x) + \Gamma(x) \right] dt + \sqrt{2 D(x)}\, dW, \qquad
+    \Gamma_i(x) = \sum_j \frac{\partial}{\partial x_j} (D_{ij}(x) + Q_{ij}(x)),
+
+leaves :math:`\exp(-H(x))`, :math:`H = U(z) + K(x)`, invariant, for any D that is symmetric and positive semi-definite
+and any Q that is skew. (The slides of Liu (2016) differentiate by x_i in one place; x_j is right, and the tests show
+it.)
+
+Euler steps of all variables at once, or of one part after the other, each from where the others are by then:
+
+===== ========================= ===================================================================
+``E`` all variables              x += h f(x) + sqrt(2 D(x) h - B(x) h^2) n
+``A`` position                   the rows of z alone
+``P`` momentum                   the rows of p alone
+``X`` auxiliary variables        their rows alone
+===== ========================= ===================================================================
+
+where f is the drift, with the minibatch gradient g in the place of the gradient of U. Any word with all parts is of
+order 1. ``"euler"`` is ``E`` without other variables than z, ``PA`` with a momentum, ``APX`` with both and ``XA`` with
+auxiliary variables alone: with D and Q of SGLD, SGHMC and SGNHT these are the steps of those kernels. The letters of a
+step share one draw of n, so that blocks of D between the parts are right too.
+
+Noise of g of covariance V adds h^2 B with :math:`B = A_z V A_z^T`, where A_z are the columns of D + Q that multiply g.
+Where V is known, so much less is injected: right to first order, and possible as long as 2 D h - B h^2 is positive
+semi-definite.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix, divergence
+from numpyro_sgmcmc.dynamics.matrix_checks import check_matrix, check_noise
+from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Potential
+from numpyro_sgmcmc.utils import trees
+
+
+def _flow(name: str, **options: Any) -> Flow:
+    return Flow(name, needs_gradient=True, needs_noise=True, shares_noise=True, **options)
+
+
+POSITION, MOMENTUM, AUXILIARY = _flow("position", moves=True), _flow("momentum"), _flow("auxiliary variables")
+
+
+class Measured(NamedTuple):
+    """The auxiliary variables of a recipe that is told the variance of the gradient's noise, a dict like ``z``."""
+
+    variables: Any
+    variance: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe(Dynamics):
+    """
+    A dynamics made of D and Q, see :mod:`~numpyro_sgmcmc.dynamics.recipe`.
+
+    D and Q are functions of the phase, whose ``z`` is a dict of unconstrained values by site, whose ``momentum`` is
+    like it, and whose ``auxiliary`` is like the ``auxiliary`` given here. They return a matrix over all variables
+    raveled to n numbers (``jax.flatten_util.ravel_pytree`` of z, then momentum, then auxiliary):
+
+    - a scalar: times the identity;
+    - a diagonal, shape ``(n,)``, or a matrix, shape ``(n, n)``;
+    - a dict of blocks, each in one of these forms: ``{name: block}``, or ``{(row, column): block}``, whose mirror
+      image is filled in. The names are those of sites and of auxiliary variables, ``"z"``, ``"momentum"`` and
+      ``"auxiliary"``. What is not named is 0;
+    - a :class:`~numpyro_sgmcmc.dynamics.matrices.LinearMap`, given by its products.
+
+    :param D: function of the phase, or a constant; None: 0.
+    :param Q: function of the phase, or a constant; None: 0.
+    :param kinetic: K, the energy of the momentum and of auxiliary variables: a function of the phase, or the inverse
+        mass of the momentum, a number. None: no momentum. A chain starts with a momentum from N(0, M), with M = 1 for
+        a function.
+    :param auxiliary: start of the auxiliary variables, any pytree of arrays; a dict, for blocks by name.
+    :param bool momentum: False: the energy is of auxiliary variables alone.
+    :param exact: how the divergence of D + Q is computed. True: exactly, by n JVPs; False: by one with random signs,
+        unbiased; None: exactly up to 16 variables. For scalars, constants, and diagonals whose entries depend on their
+        own coordinate only it is always exact.
+    :param gradient_noise: V, the variance of the noise of the gradient, which is injected the less: a scalar, a dict of
+        diagonals like ``z``, a function of the phase that returns one, or ``"measured"``: by 300 minibatches where the
+        chain starts. None: nothing is taken out.
+    :raises ValueError: at the start of a chain, where D is not symmetric or not positive semi-definite, Q not skew, a
+        shape does not fit, or more noise is to be taken out than is injected; later such a step is refused and the
+        draw is ``diverging``.
+
+    **References:**
+
+    1. *A Complete Recipe for Stochastic Gradient MCMC*, Y.-A. Ma, T. Chen, E. B. Fox (2015), equations 3 to 5 and 9
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGMCMC, Recipe
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> farther = lambda phase: 1 + (phase.z["mu"] - 3) ** 2  # moves more where the density is small
+        >>> kernel = SGMCMC(model, Recipe(D=farther), "euler", step_size=1e-4, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - x.mean()) < 0.02)
+        True
+    """
+
+    D: Any = None
+    Q: Any = None
+    kinetic: Any = None
+    auxiliary: Any = ()
+    momentum: bool = True
+    exact: bool | None = None
+    gradient_noise: Any = None
+
+    def __post_init__(self):
+        if self.D is None and self.Q is None:
+            raise ValueError("Recipe() moves nothing: give D=, Q= or both, functions of the phase.")
+        if self.kinetic is None and jax.tree.leaves(self.auxiliary):
+            raise ValueError("auxiliary= is given and kinetic= is not: give the energy of the auxiliary variables.")
+        if not (self.kinetic is None or callable(self.kinetic)) and not _positive(self.kinetic):
+            raise ValueError(
+                f"kinetic={self.kinetic!r} must be the inverse mass, a positive number, or a function of the phase "
+                "that returns an energy."
+            )
+        if not (self.kinetic is None or callable(self.kinetic)) and jax.tree.leaves(self.auxiliary):
+            raise ValueError("auxiliary= needs a kinetic= that is a function of the phase: the energy of both.")
+        if self.exact not in (None, True, False):
+            raise ValueError(f"exact={self.exact!r} must be True, False or None.")
+        if self.D is None and self.gradient_noise is not None:
+            raise ValueError("gradient_noise= is taken out of the injected noise, and without D= none is injected.")
+        if isinstance(self.gradient_noise, str) and self.gradient_noise != "measured":
+            raise ValueError(f"gradient_noise={self.gradient_noise!r}: give the variance itself, or 'measured'.")
+
+    # -- what it consists of --------------------------------------------------------------------------------------
+
+    @property
+    def _parts(self) -> str:
+        """The letters of its parts."""
+        return "A" + "P" * self._has_momentum + "X" * bool(jax.tree.leaves(self.auxiliary))
+
+    @property
+    def _has_momentum(self) -> bool:
+        return self.kinetic is not None and self.momentum
+
+    @property
+    def flows(self) -> Mapping[str, Flow]:
+        told = isinstance(self.gradient_noise, str)
+        flows = {
+            "E": _flow("Euler step of all variables", moves=True, contains=self._parts if self._parts != "A" else "")
+        }
+        if self._parts != "A":
+            flows |= {letter: PARTS[letter] for letter in self._parts}
+        return {letter: flow._replace(needs_variance=told) for letter, flow in flows.items()}
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        return {"euler": {"A": "E", "AP": "PA", "AX": "XA", "APX": "APX"}[self._parts]}
+
+    def largest_step(self, curvature: Any) -> Any:
+        del curvature
+        return math.nan  # no warm-up finds one
+
+    def init(self, z: Any, noise: Any) -> Phase:
+        momentum = ()
+        if self._has_momentum:
+            mass = 1.0 if callable(self.kinetic) else self.kinetic
+            momentum = jax.tree.map(lambda n: n / jnp.sqrt(jnp.asarray(mass, n.dtype)), noise)
+        dtype = jnp.result_type(*jax.tree.leaves(z))
+        return Phase(z, momentum, (), jax.tree.map(lambda a: jnp.asarray(a, dtype), self.auxiliary))
+
+    def bind(self, potential: Potential) -> "Recipe":
+        """Metrics that are functions of the model as functions of the phase, see :class:`~.metrics.OfModel`."""
+        own = {name: getattr(self, name) for name in ("D", "Q", "gradient_noise")}
+        bound = {name: part.bind(potential) for name, part in own.items() if hasattr(part, "bind")}
+        return replace(self, **bound) if bound else self
+
+    def informed(self, phase: Phase, variance: Any) -> Phase:
+        return phase._replace(auxiliary=Measured(phase.auxiliary, variance))
+
+    def noise_like(self, phase: Phase) -> Any:
+        # the momentum first: its noise is then that of SGHMC by the same key
+        _, phase = self._variables(phase)
+        return phase.z if self._parts == "A" else (phase.momentum, phase.z, phase.auxiliary)
+
+    def temperature(self, phase: Phase) -> Any:
+        """The mean of p dK/dp over the coordinates."""
+        if not self._has_momentum:
+            return ()
+        _, phase = self._variables(phase)
+        heat = jax.tree.map(jnp.multiply, phase.momentum, self._slope(phase).momentum)
+        return trees.total(heat) / trees.size(heat)
+
+    def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
+        """Not known in general."""
+        del phase, h
+        return jax.tree.map(lambda s2: jnp.full_like(s2, jnp.nan), variance)
+
+    # -- the step -------------------------------------------------------------------------------------------------
+
+    def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
+        return self._moved(phase, h, gradient, noise, Phase._fields)
+
+    def A(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
+        return self._moved(phase, h, gradient, noise, ("z",))
+
+    def P(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
+        return self._moved(phase, h, gradient, noise, ("momentum",))
+
+    def X(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
+        return self._moved(phase, h, gradient, noise, ("auxiliary",))
+
+    def _moved(self, whole, h, gradient, noise, parts):
+        told, phase = self._variables(whole)
+        layout = Layout(phase)
+        n = layout.ravel(Phase(noise) if self._parts == "A" else Phase(noise[1], noise[0], (), noise[2]))
+        x, h = layout.ravel(phase), jnp.asarray(h, n.dtype)
+        signs = jnp.where(n < 0, -1, 1).astype(n.dtype)
+        drift = self.drift(phase, gradient, signs)
+        step = h * layout.ravel(drift)
+        if self.D is not None:
+            step = step + self._covariance(phase, layout, h, told).factor(n)
+        moved = layout.unravel(x + step, phase)
+        moved = phase._replace(**{part: getattr(moved, part) for part in parts})
+        if isinstance(whole.auxiliary, Measured):
+            moved = moved._replace(auxiliary=whole.auxiliary._replace(variables=moved.auxiliary))
+        return moved
+
+    def drift(self, phase: Phase, gradient: Any, signs: jax.Array) -> Phase:
+        """
+        f = -(D + Q) grad H + Gamma, as a phase.
+
+        :param gradient: of U, like ``z``.
+        :param signs: of the estimate of the divergence, shape ``(n,)``.
+        """
+        layout = Layout(phase)
+        slope = layout.ravel(self._slope(phase))
+        slope = slope.at[layout.z].add(layout.ravel(Phase(gradient))) if self.kinetic else layout.ravel(Phase(gradient))
+        x, drift = layout.ravel(phase), jnp.zeros_like(slope)
+        for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
+            if of is None:
+                continue
+            matrix = self._matrix(what, of, phase, layout, sign)
+            product = matrix.times(slope)
+            if sign < 0:
+                heat, size = slope @ product, jnp.linalg.norm(slope) * jnp.linalg.norm(product)
+                product = jnp.where(jnp.abs(heat) > _tolerance(x) * size, jnp.nan, product)  # not skew
+            drift = drift - product
+            if callable(of):
+                at = lambda x, what=what, of=of, sign=sign: self._matrix(  # noqa: E731
+                    what, of, layout.unravel(x, phase), layout, sign
+                )
+                drift = drift + divergence(at, x, signs, self.exact)
+        return layout.unravel(drift, phase)
+
+    def _variables(self, phase: Phase) -> tuple[Any, Phase]:
+        """The measured variance of the gradient's noise, or None, and the phase without it."""
+        if isinstance(phase.auxiliary, Measured):
+            return phase.auxiliary.variance, phase._replace(auxiliary=phase.auxiliary.variables)
+        return None, phase
+
+    def _matrix(self, what, of, phase, layout, sign):
+        value = of(phase) if callable(of) else of
+        matrix = Matrix(what, value, layout, sign)
+        if what == "D" and matrix.map is not None and matrix.map.factor is None:
+            raise ValueError("D is a LinearMap without a factor=, which makes its noise: v -> F v with F F' = D.")
+        return matrix
+
+    def _slope(self, phase: Phase) -> Phase:
+        """The gradient of K."""
+        if callable(self.kinetic):
+            return jax.grad(lambda phase: jnp.asarray(self.kinetic(phase)).reshape(()))(phase)
+        zeros = jax.tree.map(jnp.zeros_like, phase)
+        if self.kinetic is None:
+            return zeros
+        return zeros._replace(momentum=jax.tree.map(lambda p: self.kinetic * p, phase.momentum))
+
+    def _covariance(self, phase: Phase, layout: Layout, h: jax.Array, told: Any) -> Matrix:
+        """2 D h - B h^2."""
+        D = self._matrix("D", self.D, phase, layout, 1)
+        if self.gradient_noise is None:
+            return D.scaled(2 * h)
+        V = told if told is not None else self.gradient_noise
+        V = V(phase) if callable(V) else V
+        V = layout.ravel(
+            Phase(jax.tree.map(lambda v, z: jnp.broadcast_to(v, z.shape), trees.like(V, phase.z), phase.z))
+        )
+        Q = Matrix("Q", {}, layout) if self.Q is None else self._matrix("Q", self.Q, phase, layout, -1)
+        return D.less_noise(Q, V, h)
+
+    # -- the check of a start -------------------------------------------------------------------------------------
+
+    def report(self, phase: Phase, h: jax.Array) -> Any:
+        told, phase = self._variables(phase)
+        layout = Layout(phase)
+        report = {} if self.D is None else {"noise": self._covariance(phase, layout, h, told).shown()}
+        for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
+            if of is not None:
+                report[what] = self._matrix(what, of, phase, layout, sign).shown()
+        return report
+
+    def check(self, report: Any, phase: Phase) -> None:
+        _, phase = self._variables(phase)
+        layout = Layout(phase)
+        for what in ("D", "Q"):
+            if what in report:
+                check_matrix(what, np.asarray(report[what], float), layout)
+        if self.gradient_noise is not None:
+            check_noise(np.asarray(report["noise"], float), layout)
+
+
+PARTS = {"A": POSITION, "P": MOMENTUM, "X": AUXILIARY}
+
+
+def _tolerance(x: jax.Array) -> float:
+    return float(jnp.finfo(x.dtype).eps) ** 0.5
+
+
+def _positive(value: Any) -> bool:
+    try:
+        return bool(np.isfinite(value) and value > 0)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,100 @@
+"""Stochastic gradient Riemannian Langevin dynamics: :mod:`~numpyro_sgmcmc.dynamics.recipe` with a metric for D."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpyro_sgmcmc.dynamics.metrics import OfPosition
+from numpyro_sgmcmc.dynamics.recipe import Recipe
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.simplex_metrics import transforms_of
+from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
+from numpyro_sgmcmc.utils.validation import checked_metric
+
+
+class SGRLD(SGMCMC):
+    r"""
+    Stochastic gradient Riemannian Langevin dynamics, with :math:`D(z) = G(z)^{-1}`,
+
+    .. math:: z' = z + h \left( -(D(z) + Q)\, g + \Gamma(z) \right) + \sqrt{2 h D(z)}\, n, \qquad
+        \Gamma_i = \sum_j \partial D_{ij} / \partial z_j.
+
+    Of order 1, like SGLD, which it is for a constant D. D is a preconditioner that depends on the position: it is the
+    inverse of the Riemannian metric G, large where the chain is to move far.
+
+    :param model: NumPyro model.
+    :param metric: z, a dict of unconstrained values by site, -> D(z): a scalar, a diagonal or a matrix over z raveled
+        to d numbers (``jax.flatten_util.ravel_pytree``), or a dict of these by site. Or
+        :class:`~numpyro_sgmcmc.Fisher`,
+        :class:`~numpyro_sgmcmc.Energy`; :class:`~numpyro_sgmcmc.ExpandedMean` or :class:`~numpyro_sgmcmc.Natural` for
+            sites on
+        the simplex and on the half-line.
+    :param step_size: h > 0, or a function of the step index.
+    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: not reversible, and the same law.
+    :param gradient_noise: variance of the gradient's noise, which is injected the less, see
+        :class:`~numpyro_sgmcmc.Recipe`.
+    :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
+    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
+        the model.
+    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
+    :param gradient: gradient estimator. None: ``Minibatch()``.
+    :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
+    :raises ValueError: at the start of a chain, D that is not symmetric and positive semi-definite.
+
+    **References:**
+
+    1. *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, S. Patterson, Y. W. Teh (2013),
+       equation 5
+    2. *A Complete Recipe for Stochastic Gradient MCMC*, Y.-A. Ma, T. Chen, E. B. Fox (2015), section 3.1
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGRLD
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> metric = lambda z: {"mu": 1 / (1 + z["mu"] ** 2)}
+        >>> kernel = SGRLD(model, metric=metric, step_size=1e-3, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - x.mean()) < 0.02)
+        True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        metric: Any,
+        step_size: float | Schedule | None = None,
+        skew: Any = None,
+        gradient_noise: Any = None,
+        exact: bool | None = None,
+        batch_size: int | Mapping[str, int] | None = None,
+        steps_per_sample: int | None = None,
+        integrator: str = "euler",
+        gradient: GradientEstimator | None = None,
+        rows: RowScheme | None = None,
+        init_strategy: Any = None,
+    ):
+        dynamics = Recipe(OfPosition(checked_metric(metric)), skew, exact=exact, gradient_noise=gradient_noise)
+        super().__init__(
+            model,
+            dynamics,
+            integrator,
+            gradient,
+            rows,
+            step_size=step_size,
+            batch_size=batch_size,
+            steps_per_sample=steps_per_sample,
+            init_strategy=init_strategy,
+        )
+        object.__setattr__(self, "_transforms", transforms_of(metric))

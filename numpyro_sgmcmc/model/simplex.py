@@ -1,0 +1,191 @@
+r"""
+Coordinates for sites on the half-line and on the simplex in which a Gamma and a Dirichlet law look alike (Patterson &
+Teh 2013).
+
+A point of the simplex is K numbers on the half-line over their sum,
+
+.. math:: \pi_k = \theta_k / s, \quad s = \sum_k \theta_k, \qquad
+    p(\theta) = p(\pi)\, s^{1 - K}\, \mathrm{Gamma}(s; A, 1),
+
+for the sum is free: any law of it leaves that of :math:`\pi`. With :math:`A = \sum_k \alpha_k` the prior
+Dirichlet(:math:`\alpha`) is that of independent :math:`\theta_k \sim \mathrm{Gamma}(\alpha_k, 1)`. A site with the
+prior Gamma(a, b) is :math:`\theta / b`.
+
+The unconstrained values are :math:`\log \theta` ("natural") or :math:`\pm\theta` ("mean", both signs equally likely).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+from numpyro.distributions import (
+    Dirichlet,
+    Distribution,
+    ExpandedDistribution,
+    Exponential,
+    Gamma,
+    Independent,
+    constraints,
+)
+from numpyro.distributions.transforms import Transform
+
+
+@jax.custom_jvp
+def inside(value: jax.Array) -> jax.Array:
+    """The value, but not below the smallest positive number: sparse laws leave it often. Its derivative stays."""
+    return jnp.maximum(value, jnp.finfo(value.dtype).tiny)
+
+
+@inside.defjvp
+def _(primals, tangents):
+    value = inside(*primals)
+    return value, tangents[0]
+
+
+@jax.custom_jvp
+def exponential(x: jax.Array) -> jax.Array:
+    """exp(x), but not below the smallest positive number; its derivative is its value all the same."""
+    return jnp.maximum(jnp.exp(x), jnp.finfo(x.dtype).tiny)
+
+
+@exponential.defjvp
+def _(primals, tangents):
+    value = exponential(*primals)
+    return value, value * tangents[0]
+
+
+@jax.custom_jvp
+def shares(x: jax.Array) -> jax.Array:
+    """exp(x) over its sum, whose derivative is that of exp(x) at a sum of 1: the sum is left out of it."""
+    return exponential(jax.nn.log_softmax(x))
+
+
+@shares.defjvp
+def _(primals, tangents):
+    value = shares(*primals)
+    return value, value * tangents[0]
+
+
+class HalfLine(Transform):
+    """
+    Unconstrained values -> positive ones.
+
+    :param scale: of theta in the site's units.
+    :param bool log: whether the unconstrained values are log theta, else theta with any sign.
+    """
+
+    domain: Any = constraints.real
+    codomain: Any = constraints.positive
+
+    def __init__(self, scale: Any, log: bool):
+        self.scale, self.log = scale, log
+
+    def __call__(self, x):
+        return self.scale * (exponential(x) if self.log else inside(jnp.abs(x)))
+
+    def _inverse(self, y):
+        return jnp.log(y / self.scale) if self.log else y / self.scale
+
+    def log_abs_det_jacobian(self, x, y, intermediates=None):
+        return jnp.log(self.scale) + (x if self.log else jnp.zeros_like(x))
+
+    def tree_flatten(self):
+        return (self.scale,), (("scale",), {"log": self.log})
+
+
+class Expanded(Transform):
+    """
+    Unconstrained values, K of them -> a point of the simplex.
+
+    :param total: A, shape ``batch_shape``.
+    :param bool log: as above.
+    :param bool raw: leave the sum out of derivatives. For a likelihood that is homogeneous of degree n in pi these are
+        then the derivatives with A + n in the place of A, whatever n is.
+    """
+
+    domain: Any = constraints.real_vector
+    codomain: Any = constraints.simplex
+
+    def __init__(self, total: Any, log: bool, raw: bool):
+        self.total, self.log, self.raw = total, log, raw
+
+    def _log_sum(self, x):
+        return jax.nn.logsumexp(x, -1) if self.log else jnp.log(inside(jnp.abs(x).sum(-1)))
+
+    def __call__(self, x):
+        if not self.log:
+            return inside(jnp.abs(x)) / jnp.exp(self._log_sum(x)[..., None])
+        return shares(x) if self.raw else exponential(jax.nn.log_softmax(x))
+
+    def _inverse(self, y):
+        theta = jnp.asarray(self.total)[..., None] * y
+        return jnp.log(theta) if self.log else theta
+
+    def log_abs_det_jacobian(self, x, y, intermediates=None):
+        log_sum = self._log_sum(x)
+        power = (self.total - x.shape[-1]) * log_sum
+        power = lax.stop_gradient(power) if self.raw else power
+        power = power - gammaln(jnp.asarray(self.total, x.dtype))
+        return power - jnp.exp(log_sum) + (x.sum(-1) if self.log else 0.0)
+
+    def tree_flatten(self):
+        return (self.total,), (("total",), {"log": self.log, "raw": self.raw})
+
+
+@dataclass(frozen=True)
+class Charts:
+    """
+    The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions.
+
+    :param dict counts: by site, added to the A that its prior gives.
+    """
+
+    log: bool
+    raw: bool = False
+    counts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, name: str, fn: Distribution) -> Transform | None:
+        """None for a site on neither."""
+        own: Any = _bare(fn)
+        if _is(fn.support, constraints.simplex):
+            K = fn.event_shape[-1]
+            total = (
+                jnp.asarray(own.concentration).sum(-1)
+                if isinstance(own, Dirichlet)
+                else jnp.full(fn.batch_shape, float(K))
+            )
+            return Expanded(total + self.counts.get(name, 0.0), self.log, self.raw)
+        if _is(fn.support, constraints.positive) or _is(fn.support, constraints.nonnegative):
+            return HalfLine(1 / jnp.asarray(own.rate) if isinstance(own, (Gamma, Exponential)) else 1.0, self.log)
+        return None
+
+
+def supports_of_sites(potential: Any) -> dict[str, str]:
+    """Name of each latent site -> ``"simplex"``, ``"half-line"`` or ``"other"``, by the charts of the potential."""
+    found: dict[str, str] = {}
+    kinds = {Expanded: "simplex", HalfLine: "half-line"}
+
+    def trace(z):
+        for name, site in potential._trace(z, potential.some_rows(), None).items():
+            if name in potential.prototype:
+                found[name] = kinds.get(type(potential.transforms(name, site["fn"])), "other")
+        return ()
+
+    jax.eval_shape(trace, potential.prototype)
+    return found
+
+
+def _bare(fn: Any) -> Any:
+    while isinstance(fn, (ExpandedDistribution, Independent)):
+        fn = fn.base_dist
+    return fn
+
+
+def _is(support: Any, constraint: Any) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraint
