@@ -3,6 +3,7 @@ One table of everything under test. A row of it buys the tests of ``test_catalog
 once, keeps dtypes and structure, resumes exactly, pickles.
 """
 
+import re
 from typing import Any, NamedTuple
 
 import models
@@ -42,7 +43,8 @@ class Cell(NamedTuple):
 
     def __str__(self):
         options = (f"{k}={getattr(v, '__name__', v)}" for k, v in self.options.items())
-        return "-".join([self.kernel.__name__, self.model.__name__, *options])
+        name = "-".join([self.kernel.__name__, self.model.__name__, *options])
+        return re.sub("<function (.*?) at 0x.*?>", r"\1", name)  # the same in every process
 
     def make(self, **options):
         return self.kernel(self.model, **{"step_size": 1e-3, "steps_per_sample": 2, **self.options, **options})
