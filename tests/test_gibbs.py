@@ -72,6 +72,23 @@ def test_a_block_samples_the_posterior(batch_size, bias):
             )
 
 
+@pytest.mark.optimised
+def test_a_block_finds_its_numbers():
+    """
+    Nothing given but the batch size. The coordinates are those of the siblings' values in the warm-up, and that is
+    enough: the parts of a long chain as replicates, within 5 standard errors and 5 hundredths.
+    """
+    kernel = two_blocks(batch_size=12, step_size=None, friction=1.0, integrator=None, steps_per_sample=None)
+    tau = run(kernel, 6400, 400).get_samples()["tau"]
+    exact = np.log(np.random.default_rng(1).gamma(SHAPE, 1 / RATE, 1_000_000))
+    found = (np.log(np.asarray(tau, float)).reshape(32, 200) - exact.mean()) / exact.std()
+    for replicates, truth in ((found.mean(1), 0), ((found**2).mean(1), 1)):
+        error = replicates.std(ddof=1) / np.sqrt(32)
+        assert error < 0.05
+        assert abs(replicates.mean() - truth) < 5 * error + 0.05
+
+
+
 def test_carried_gradient_is_refreshed():
     """After each sweep the gradient that BAOAB starts with is the one at ``tau`` under the newest ``mu``."""
     fields = ("z.tau", "block_states.0.gradient.tau")

@@ -334,7 +334,8 @@ class SGMCMC(MCMCKernel):
 
     def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """The state under new conditioning values, see :meth:`~numpyro_sgmcmc.kernels.chain.Chain.refresh`."""
-        return self._chain.refresh(self._potential(model_args, model_kwargs), state)
+        potential = self._potential(model_args, model_kwargs)
+        return self._chain_for(potential).refresh(potential, state)
 
     def wrap_model(self, wrapper: Callable) -> "SGMCMC":
         """A copy of this kernel for ``wrapper(model)``."""
