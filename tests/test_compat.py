@@ -93,3 +93,12 @@ def test_values_of_all_steps_of_a_scan_are_taken_a_step_at_a_time():
     assert potential.prototype.keys() == z.keys()
     expected = float(potential_energy(in_a_scan, (y,), {}, z))
     assert float(potential.estimate(z, {})) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_mapped_value_is_known():
+    from numpyro_sgmcmc.utils.compat import is_mapped
+
+    seen = []
+    jax.jit(jax.vmap(lambda x: seen.append(is_mapped(x))))(jnp.ones(2))
+    jax.jit(lambda x: seen.append(is_mapped(x)))(jnp.ones(2))
+    assert [*seen, is_mapped(jnp.ones(2))] == [True, False, False]

@@ -88,7 +88,6 @@ def test_a_block_finds_its_numbers():
         assert abs(replicates.mean() - truth) < 5 * error + 0.05
 
 
-
 def test_carried_gradient_is_refreshed():
     """After each sweep the gradient that BAOAB starts with is the one at ``tau`` under the newest ``mu``."""
     fields = ("z.tau", "block_states.0.gradient.tau")

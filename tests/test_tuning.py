@@ -199,6 +199,11 @@ def test_blocks_of_sites_that_are_not_there(dense_mass, match):
         SGHMC(regression, batch_size=100, dense_mass=dense_mass).init(random.key(0), 0, None, (X, Y), {})
 
 
+def test_chains_mapped_by_vmap_are_refused():
+    with pytest.raises(ValueError, match="vectorized"):
+        tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=2, num_chains=2, chain_method=jax.vmap)
+
+
 def test_too_many_coordinates_for_a_matrix():
     def model():
         numpyro.sample("w", dist.Normal(0, 1).expand([5000]).to_event(1))

@@ -45,6 +45,7 @@ from numpyro_sgmcmc.utils.validation import (
     check_init_params,
     check_inverse_mass_fits,
     check_mass_has_step,
+    check_not_mapped,
     check_resumed,
     checked_batch_size,
     checked_count,
@@ -238,6 +239,7 @@ class SGMCMC(MCMCKernel):
         potential = self._potential(model_args, model_kwargs)
         chain = self._chain_for(potential)
         if chain.tuned:
+            check_not_mapped(rng_key)
             check_found_fits(self._known, potential.prototype)
             blocks_of(potential.prototype, self._dense_mass)  # checks the names
         check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), potential.prototype)

@@ -21,6 +21,7 @@ __all__ = [
     "ParamShape",
     "bind",
     "find_valid_initial_params",
+    "is_mapped",
     "jit_is_disabled",
     "local_in_failing_frame",
     "sample_code",
@@ -37,6 +38,11 @@ def bind(eqn: Any, *operands: Any) -> list[Any]:
     # parameters that are functions, as of custom_jvp, are unpacked by get_bind_params
     outputs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def is_mapped(value: Any) -> bool:
+    """Whether ``jax.vmap`` hands over this value: JAX offers no function that tells."""
+    return type(value).__name__ == "BatchTracer"
 
 
 def jit_is_disabled() -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.types import Plate, RowScheme
+from numpyro_sgmcmc.utils.compat import is_mapped
 
 
 def checked_model(model: Any) -> Any:
@@ -142,6 +143,17 @@ def checked_found(dense_mass: Any, settings: Any, step_size: Any) -> tuple[Any, 
     if np.ndim(known[1]) == 1:  # chains that have each found their own
         known = jax.tree.map(lambda part: part[0], known)
     return dense_mass, known
+
+
+def check_not_mapped(rng_key: Any) -> None:
+    """
+    :raises ValueError: chains mapped by ``jax.vmap``, which would run the search in every transition of every chain.
+    """
+    if is_mapped(rng_key):
+        raise ValueError(
+            "step_size= is missing, and jax.vmap over chains would search for it anew in every transition. Use "
+            'chain_method="vectorized", "sequential" or "parallel", or give step_size=.'
+        )
 
 
 def check_found_fits(known: Any, prototype: Mapping[str, Any]) -> None:
