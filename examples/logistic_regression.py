@@ -33,7 +33,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc import SGHMC, Reshuffled, shuffle_rows
+from numpyro_sgmcmc import SGHMC, settings, shuffle_rows
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -44,13 +44,13 @@ PRIOR_SD = 3.0
 # %%
 # The model
 # ---------
-# An ordinary NumPyro model. Its plate defines the rows, and the kernel chooses the rows of each step. The
-# coefficients are given by their components ``v`` along chosen axes: a rotation, which does not change their prior.
+# An ordinary NumPyro model. Its plate defines the rows, and the kernel chooses the rows of each step. Nothing else is
+# given but the size of a minibatch: the warm-up finds coordinates in which the posterior is round, the centre of a
+# control variate, the step size and the number of steps of a draw, and checks the draws.
 
 
-def model(X, y, axes):
-    v = numpyro.sample("v", dist.Normal(0, PRIOR_SD).expand([X.shape[1]]).to_event(1))
-    w = numpyro.deterministic("w", axes @ v)
+def model(X, y):
+    w = numpyro.sample("w", dist.Normal(0, PRIOR_SD).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("rows", X.shape[0]) as rows:
         numpyro.sample("y", dist.Bernoulli(logits=X[rows] @ w), obs=y[rows])
 
@@ -98,17 +98,17 @@ def load(name, folder, seed):
 # %%
 # The reference
 # -------------
-# Newton's method finds the mode of the posterior and the curvature there. The curvature on a small part of the rows
-# sets the step size. The result on all rows is the normal approximation with which the chains are compared at the end.
+# Newton's method finds the mode of the posterior on all rows and the curvature there: the normal approximation with
+# which the chains are compared at the end.
 
 
 def sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-def mode_and_curvature(X, y, weight=1.0, start=None, chunk=100_000):
+def mode_and_curvature(X, y, weight=1.0, chunk=100_000):
     """Mode and Hessian of the energy U, each row counted ``weight`` times, in passes over chunks of rows."""
-    w = np.zeros(X.shape[1]) if start is None else start
+    w = np.zeros(X.shape[1])
     for _ in range(50):
         gradient, hessian = w / PRIOR_SD**2, np.eye(len(w)) / PRIOR_SD**2
         for first in range(0, len(X), chunk):
@@ -121,36 +121,6 @@ def mode_and_curvature(X, y, weight=1.0, start=None, chunk=100_000):
         if step @ hessian @ step < 1e-4:  # squared distance left, in posterior standard deviations
             break
     return w, hessian
-
-
-# %%
-# The sampler
-# -----------
-
-
-def sampler(X, y, batch_size, pilot=100_000):
-    """
-    SGHMC and the axes for the model, both from the curvature of a pilot sample of rows.
-
-    Along the principal axes of the curvature, with the curvature as the mass, the posterior is round and the chain
-    moves on a time scale of one unit in every direction. The errors of reshuffled minibatches cancel within an epoch,
-    so they do little harm if an epoch is no longer than that unit. Therefore an epoch lasts one unit, and a
-    transition is one epoch.
-    """
-    pilot = min(pilot, len(X))
-    _, curvature = mode_and_curvature(X[:pilot], y[:pilot], weight=len(X) / pilot)
-    mass, axes = np.linalg.eigh(curvature)
-    steps_per_epoch = len(X) // batch_size
-    kernel = SGHMC(
-        model,
-        step_size=1 / steps_per_epoch,
-        friction=1.0,
-        batch_size=batch_size,
-        steps_per_sample=steps_per_epoch,
-        rows=Reshuffled(contiguous=True),  # fast, and fair because the rows are in random order already
-        inverse_mass_matrix={"v": 1 / mass},
-    )
-    return kernel, axes
 
 
 # %%
@@ -207,16 +177,15 @@ def main(args):
     batch_size = min(args.batch_size, size // 10)
     print(f"{size:,} rows, {dim} coefficients, minibatches of {batch_size} rows")
 
-    kernel, axes = sampler(data.X, data.y, batch_size)
     mcmc = MCMC(
-        kernel,
+        SGHMC(model, batch_size=batch_size),
         num_warmup=args.num_warmup,
         num_samples=args.num_samples,
         num_chains=args.num_chains,
         chain_method="vectorized",
     )
     start = time.perf_counter()
-    mcmc.run(random.key(args.seed + 1), jnp.asarray(data.X), jnp.asarray(data.y), jnp.asarray(axes, data.X.dtype))
+    mcmc.run(random.key(args.seed + 1), jnp.asarray(data.X), jnp.asarray(data.y))
     draws = np.asarray(mcmc.get_samples()["w"], float)
     seconds = time.perf_counter() - start
 
@@ -228,18 +197,21 @@ def main(args):
     print(f"\n{title}:")
     print(table.iloc[shown].to_string(float_format="{:.4f}".format))
 
-    ratio = draws.std(0) / sd
+    ratio, found = draws.std(0) / sd, settings(mcmc)
     metrics = {
         "seconds": round(seconds, 1),
-        "step_size": kernel.schedule(0),
-        "steps_per_sample": kernel.steps_per_sample,
+        **{name: found[name] for name in ("step_size", "steps_per_sample", "passes", "verdict")},
         "sd_ratio": {"median": np.median(ratio), "min": ratio.min(), "max": ratio.max()},
         "mean_error": np.median(np.abs(draws.mean(0) - mode) / sd),  # median over coefficients, in posterior sd
         "smallest_ess": int(table["ess_bulk"].min()),
         "largest_r_hat": table["r_hat"].max(),
     }
     print(
-        f"\nThe posterior sd of the chains over that of the normal approximation: median {np.median(ratio):.3f}, "
+        f"\nThe warm-up found a step size of {found['step_size']:.2g} and {found['steps_per_sample']} steps for a "
+        f"draw, in {found['passes']:.1f} passes over the data besides its steps; its check says: {found['verdict']}."
+    )
+    print(
+        f"The posterior sd of the chains over that of the normal approximation: median {np.median(ratio):.3f}, "
         f"from {ratio.min():.3f} to {ratio.max():.3f}."
     )
     if data.truth is not None:
@@ -279,13 +251,13 @@ if __name__ == "__main__":
     parser.add_argument("--data-dir", metavar="FOLDER", help="where NAME.npz is")
     parser.add_argument("--rows", type=int, help="number of simulated rows (default: 1000000)")
     parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--num-warmup", type=int, default=25)
-    parser.add_argument("--num-samples", type=int, help="draws of each chain (default: 120)")
+    parser.add_argument("--num-warmup", type=int, default=400)
+    parser.add_argument("--num-samples", type=int, help="draws of each chain (default: 500)")
     parser.add_argument("--num-chains", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="FOLDER", help="for picture and numbers")
     parser.add_argument("--fast", action="store_true", help="a few seconds: fewer rows, fewer draws")
     arguments = parser.parse_args()
     arguments.rows = arguments.rows or (20_000 if arguments.fast else 1_000_000)
-    arguments.num_samples = arguments.num_samples or (50 if arguments.fast else 120)
+    arguments.num_samples = arguments.num_samples or (200 if arguments.fast else 500)
     main(arguments)
