@@ -80,7 +80,7 @@ def hierarchy(X, y):
 
 def mixture(X, y):
     del X
-    mu = numpyro.sample("mu", dist.Normal(0, 3).expand([2]).to_event(1))
+    mu = numpyro.sample("mu", dist.Normal(jnp.array([-2.0, 2.0]), 0.5).to_event(1))
     share = numpyro.sample("share", dist.Beta(2, 2))
     parts = dist.Categorical(probs=jnp.stack([share, 1 - share]))
     with numpyro.plate("N", len(y)) as rows:
@@ -89,7 +89,7 @@ def mixture(X, y):
 
 
 def network(X, y):
-    """Two hidden units of positive weight, told apart by their priors: one mode."""
+    """Two hidden units of positive weight, told apart by their priors."""
     w = numpyro.sample("w", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
     b = numpyro.sample("b", dist.Normal(jnp.array([-1.0, 1.0]), 0.3).to_event(1))
     v = numpyro.sample("v", dist.Normal(1, 1).expand([2]).to_event(1))
