@@ -89,10 +89,10 @@ def mixture(X, y):
 
 
 def network(X, y):
-    """Two hidden units of positive weight, told apart by their priors."""
+    """Two hidden units of positive weights, told apart by the priors of their places."""
     w = numpyro.sample("w", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
     b = numpyro.sample("b", dist.Normal(jnp.array([-1.0, 1.0]), 0.3).to_event(1))
-    v = numpyro.sample("v", dist.Normal(1, 1).expand([2]).to_event(1))
+    v = numpyro.sample("v", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
     with numpyro.plate("N", len(X)) as rows:
         hidden = jnp.tanh(2 * (X[rows, :1] * w - b))
         numpyro.sample("y", dist.Normal(hidden @ v, 0.5), obs=y[rows])
