@@ -78,9 +78,14 @@ def hierarchy(X, y):
         numpyro.sample("y", dist.Normal(mu + tau * group[which], 3.0), obs=y[rows])
 
 
+def ordered(scale):
+    """Two normal numbers, the smaller one first: exchangeable parts of a model are then told apart."""
+    return dist.TransformedDistribution(dist.Normal(0, scale).expand([2]), dist.transforms.OrderedTransform())
+
+
 def mixture(X, y):
     del X
-    mu = numpyro.sample("mu", dist.Normal(0, 3).expand([2]).to_event(1))
+    mu = numpyro.sample("mu", ordered(3.0))
     share = numpyro.sample("share", dist.Beta(2, 2))
     parts = dist.Categorical(probs=jnp.stack([share, 1 - share]))
     with numpyro.plate("N", len(y)) as rows:
@@ -89,10 +94,10 @@ def mixture(X, y):
 
 
 def network(X, y):
-    """Two hidden units of positive weight, told apart by their priors: one mode."""
+    """Two hidden units of positive weights."""
     w = numpyro.sample("w", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
-    b = numpyro.sample("b", dist.Normal(jnp.array([-1.0, 1.0]), 0.3).to_event(1))
-    v = numpyro.sample("v", dist.Normal(1, 1).expand([2]).to_event(1))
+    b = numpyro.sample("b", ordered(1.0))
+    v = numpyro.sample("v", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
     with numpyro.plate("N", len(X)) as rows:
         hidden = jnp.tanh(2 * (X[rows, :1] * w - b))
         numpyro.sample("y", dist.Normal(hidden @ v, 0.5), obs=y[rows])

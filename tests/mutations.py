@@ -68,7 +68,7 @@ FAULTS = [
           "test_compare:r2_is_that"),
     Fault("corrected: variance for sd", "predicted", "1 / np.sqrt(np.maximum(1 + inflation, 1e-12))",
           "1 / np.maximum(1 + inflation, 1e-12)", "test_compare:known_inflation"),
-    Fault("sandwich: of unit draws", "correction", "@ np.linalg.inv(_root(covariance))", "",
+    Fault("sandwich: no root", "correction", "A = _root(inverse @ J @ inverse)", "A = (inverse @ J @ inverse)",
           "test_compare:sandwich"),
     Fault("coupling: pairs alone", "coupling", "np.minimum(paired, ranked)", "paired", "test_coupling:three_times"),
     Fault("Stein: no trace", "stein", "(cross + d)", "cross", "test_stein:definition or right_draws"),

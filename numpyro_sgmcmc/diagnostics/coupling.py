@@ -128,9 +128,9 @@ def couple(
         >>> x = 3 + random.normal(random.key(0), (1000,))
         >>> kernel = SGHMC(model, step_size=2e-3, friction=30.0, batch_size=20, steps_per_sample=50,
         ...                rows=WithoutReplacement())  # adds h s^2 / (2 D) = 1.6 to the variance: sd x 1.6
-        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=500, progress_bar=False)
+        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=200, progress_bar=False)
         >>> mcmc.run(random.key(1), x)
-        >>> found = couple(mcmc, random.key(2), x)
+        >>> found = couple(mcmc, random.key(2), x, num_samples=2000)
         >>> bool(0.55 < found.bound["mu"] < 0.75), found.verdict
         (True, 'wrong')
     """
