@@ -318,7 +318,7 @@ FAULTS = [
           "random.fold_in(state.rng_key, min(p, 1))", "test_potential:three"),
     Fault("deterministic sites of one minibatch", "potential", "and name not in self.structure.left_out", "",
           "test_potential:left_out"),
-    Fault("another transform ignored", "handlers", "if transforms and name in transforms", "if False",
+    Fault("another transform ignored", "handlers", "_given(name, fn, transforms) or", "",
           "test_potential:transform"),
     Fault("Jacobian: not summed over the event", "handlers", "tuple(range(-event_dim, 0))", "()",
           "test_potential:another_transform"),
