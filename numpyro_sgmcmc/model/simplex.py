@@ -152,12 +152,9 @@ class Charts:
         """None for a site on neither."""
         own: Any = _bare(fn)
         if _is(fn.support, constraints.simplex):
-            K = fn.event_shape[-1]
-            total = (
-                jnp.asarray(own.concentration).sum(-1)
-                if isinstance(own, Dirichlet)
-                else jnp.full(fn.batch_shape, float(K))
-            )
+            total = jnp.full(fn.batch_shape, float(fn.event_shape[-1]))
+            if isinstance(own, Dirichlet):
+                total = jnp.asarray(own.concentration).sum(-1)
             return Expanded(total + self.counts.get(name, 0.0), self.log, self.raw)
         if _is(fn.support, constraints.positive) or _is(fn.support, constraints.nonnegative):
             return HalfLine(1 / jnp.asarray(own.rate) if isinstance(own, (Gamma, Exponential)) else 1.0, self.log)
