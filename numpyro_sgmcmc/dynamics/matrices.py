@@ -25,6 +25,7 @@ import numpy as np
 
 from numpyro_sgmcmc.types import Phase
 
+SHOWN = 512  # variables up to which a check looks at the whole matrix
 EXACT = 16  # variables up to which a divergence is computed column by column
 
 
@@ -209,8 +210,19 @@ class Matrix:
         return matrix
 
     def shown(self) -> jax.Array:
-        """What a check looks at: the matrix, or its diagonal where there is no more."""
-        return self.as_diagonal() if self.diagonal else self.dense()
+        """
+        What a check looks at: the diagonal where there is no more, the matrix A, or of a large one V'AV, with the
+        columns of V some vectors of signs: as A is symmetric, skew or positive, so is that.
+        """
+        n = self.layout.size
+        if self.diagonal:
+            return self.as_diagonal()
+        if n <= SHOWN:
+            return self.dense()
+        V = jnp.sign(jnp.cos(jnp.outer(jnp.arange(1, 9), jnp.arange(n) ** 2 % 1009 + 0.5))).astype(
+            self.layout._flat.dtype
+        )
+        return V @ jax.vmap(self.times)(V).T / n
 
 
 def divergence(matrix_at: Callable[[jax.Array], Matrix], x: jax.Array, signs: jax.Array, exact: bool | None):
