@@ -56,11 +56,11 @@ def logistic(X, y, group):
 
 
 def hierarchy(X, y, group):
-    spread = numpyro.sample("spread", dist.LogNormal(0, 0.5))
-    mean = numpyro.sample("mean", dist.Normal(0, 1))
-    effects = numpyro.sample("effects", dist.Normal(0, 1).expand([8]).to_event(1))
+    spread = numpyro.sample("spread", dist.LogNormal(-1.5, 0.3))
+    mean = numpyro.sample("mean", dist.Normal(0, 0.2))
+    effects = numpyro.sample("effects", dist.Normal(mean, spread).expand([8]).to_event(1))
     with numpyro.plate("rows", N) as rows:
-        numpyro.sample("y", dist.Normal(mean + spread * effects[group[rows]], 1), obs=y[rows])
+        numpyro.sample("y", dist.Normal(effects[group[rows]], 1), obs=y[rows])
 
 
 def simulate(name, seed):
@@ -70,7 +70,7 @@ def simulate(name, seed):
     y = {
         "linear": signal + rng.normal(size=N),
         "logistic": (rng.random(N) < 1 / (1 + np.exp(-signal))).astype(int),
-        "hierarchy": rng.normal(size=8)[group] + rng.normal(size=N),
+        "hierarchy": 0.25 * rng.normal(size=8)[group] + rng.normal(size=N),
     }[name]
     return jnp.asarray(X), jnp.asarray(y), jnp.asarray(group)
 
@@ -161,7 +161,7 @@ def draw(results):
             ax.loglog(rows / N, error, "o-", ms=3, color=f"C{k}", label=answer)
         ax.set(title=name, xlabel="passes over the data", ylabel="relative error of the variance")
         ax.spines[["top", "right"]].set_visible(False)
-    fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=7, frameon=False, fontsize=8)
+    fig.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=4, frameon=False, fontsize=8)
     return fig
 
 

@@ -56,8 +56,9 @@ LEFT_OUT = Recipe(D=lambda phase: lax.stop_gradient(faster(phase.z["theta"])))
 # %%
 # A memory
 # --------
-# The second has a momentum that is not rubbed and not shaken. It is coupled to a memory, more tightly on the right,
-# and only the memory meets noise and friction. H is U plus the energy of both. These are the ten lines.
+# In the second neither friction nor noise acts on the momentum. It is coupled to a memory, an auxiliary variable, more
+# tightly on the right, and friction and noise act on the memory alone. H is U plus the energy of both. These are the
+# ten lines.
 
 
 def energy(phase):

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from laws import PRECISION, gaussian, with_noise, z_scores
 import models
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
@@ -348,6 +350,33 @@ def test_a_start_that_is_refused(name):
     kernel = SGMCMC(models.logistic, recipe, "euler", step_size=0.01, batch_size=models.B)
     with pytest.raises(ValueError, match=message):
         kernel.init(random.key(0), 0, START, DATA, {})
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"Q": {("momentum", "z"): 1.0}}, None),
+        ({"Q": lambda phase: LinearMap(lambda v: jnp.roll(v, 1))}, "Q is not skew .* at products"),
+        ({"D": lambda phase: LinearMap(lambda v: -v, lambda v: v)}, "D is not positive"),
+    ],
+)
+def test_a_large_matrix_is_looked_at_by_products(wrong, message):
+    """Its entries would not fit into memory."""
+    n = 100_000
+
+    def model():
+        z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real_vector, (), (n,)))
+        numpyro.factor("U", -0.5 * z @ z)
+
+    recipe = Recipe(**{"D": {"momentum": 1.0}, "kinetic": 1.0} | wrong)
+    kernel = SGMCMC(model, recipe, "euler", step_size=0.01)
+    start = {"z": np.zeros(n)}
+    if message is None:
+        state = kernel.init(random.key(0), 0, start, (), {})
+        assert not kernel.sample(state, (), {}).diverging
+    else:
+        with pytest.raises(ValueError, match=message):
+            kernel.init(random.key(0), 0, start, (), {})
 
 
 def later(value, start):

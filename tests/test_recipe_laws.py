@@ -13,7 +13,8 @@ import pytest
 
 from numpyro_sgmcmc import LinearMap, Recipe
 from numpyro_sgmcmc.dynamics import recipe as module
-from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix, divergence
+from numpyro_sgmcmc.dynamics.divergence import divergence
+from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped

@@ -229,10 +229,10 @@ def test_shuffle_rows_refuses_arrays_of_unlike_length(arrays):
         shuffle_rows(random.key(0), *arrays)
 
 
-def test_random_numbers_are_drawn_in_three_files():
+def test_random_numbers_of_a_chain_are_drawn_in_two_files():
     """
-    Calls that draw, in the code of the package (not its docstrings): rows, noise, and the resampling of draws that are
-    kept, which is no part of a chain.
+    Calls that draw, in the code of the package (not its docstrings): rows, noise, and what diagnostics choose of the
+    draws and the rows of a run that has ended.
     """
     draws = {"normal", "uniform", "randint", "choice", "permutation", "bits", "bernoulli", "gamma", "exponential"}
     package = pathlib.Path(inspect.getfile(numpyro_sgmcmc)).parent
@@ -241,4 +241,4 @@ def test_random_numbers_are_drawn_in_three_files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in draws and "random" in ast.unparse(node.value):
                 files.add(path.relative_to(package).as_posix())
-    assert files == {"rows/schemes.py", "utils/noise.py", "diagnostics/weights.py"}
+    assert files == {"rows/schemes.py", "utils/noise.py", "diagnostics/weights.py", "diagnostics/correction.py"}

@@ -2,16 +2,9 @@ r"""
 Matrices over the variables of a phase, raveled to n numbers: z by site, then the momentum, then auxiliary variables.
 
 A matrix A is given as what it is: a scalar (times the identity), a diagonal, a matrix, blocks by name, or a linear map.
-For the recipe of Ma, Chen & Fox (2015) three things are needed of it: A v, the divergence of its rows
-
-.. math:: \Gamma_i(x) = \sum_j \frac{\partial A_{ij}}{\partial x_j}(x)
-    = \sum_j \left. \frac{d}{dt} (A(x + t e_j) e_j)_i \right|_{t = 0}
-    = E_v \left. \frac{d}{dt} (A(x + t v) v)_i \right|_{t = 0},
-    \qquad v_j = \pm 1 \text{ independent, equally likely},
-
-and a factor F with :math:`F F^T = A`. The divergence of a scalar is its gradient, one VJP. Otherwise it takes n JVPs,
-or one with signs v: unbiased, and exact for diagonals whose entries depend on their own coordinate only, for
-:math:`v_j^2 = 1`.
+For the recipe of Ma, Chen & Fox
+(2015) three things are needed of it: A v, a factor F with F F' = A, and the divergence of its rows, see
+:mod:`~numpyro_sgmcmc.dynamics.divergence`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +18,7 @@ import numpy as np
 
 from numpyro_sgmcmc.types import Phase
 
-EXACT = 16  # variables up to which a divergence is computed column by column
+SHOWN = 512  # variables up to which a check looks at the whole matrix
 
 
 class LinearMap(NamedTuple):
@@ -209,40 +202,19 @@ class Matrix:
         return matrix
 
     def shown(self) -> jax.Array:
-        """What a check looks at: the matrix, or its diagonal where there is no more."""
-        return self.as_diagonal() if self.diagonal else self.dense()
-
-
-def divergence(matrix_at: Callable[[jax.Array], Matrix], x: jax.Array, signs: jax.Array, exact: bool | None):
-    """
-    Gamma at x, see the module.
-
-    :param matrix_at: x -> the matrix.
-    :param signs: v, shape ``(n,)``.
-    :param exact: column by column; None: where there are few variables.
-    """
-    matrix = matrix_at(x)
-    is_scalar = [block.value.ndim == 0 for block in matrix.blocks]
-    out = jnp.zeros_like(x)
-    if any(is_scalar):
-        _, pull_back = jax.vjp(lambda x: [b.value for b, s in zip(matrix_at(x).blocks, is_scalar) if s], x)
-        scalars = [block for block in matrix.blocks if block.value.ndim == 0]
-        for k, block in enumerate(scalars):
-            unit = [jnp.ones_like(b.value) if j == k else jnp.zeros_like(b.value) for j, b in enumerate(scalars)]
-            out = out.at[block.rows].add(pull_back(unit)[0][block.columns])
-    if all(is_scalar) and matrix.map is None:
-        return out
-
-    def along(v):
-        def product(x):
-            at_x = matrix_at(x)
-            at_x.blocks = [block for block in at_x.blocks if block.value.ndim]
-            return at_x.times(v)
-
-        return jax.jvp(product, (x,), (v,))[1]
-
-    exact = x.size <= EXACT if exact is None else exact
-    return out + (jax.vmap(along)(jnp.eye(x.size, dtype=x.dtype)).sum(0) if exact else along(signs))
+        """
+        What a check looks at: the diagonal where there is no more, the matrix A, or of a large one V'AV, with the
+        columns of V some vectors of signs: as A is symmetric, skew or positive, so is that.
+        """
+        n = self.layout.size
+        if self.diagonal:
+            return self.as_diagonal()
+        if n <= SHOWN:
+            return self.dense()
+        V = jnp.sign(jnp.cos(jnp.outer(jnp.arange(1, 9), jnp.arange(n) ** 2 % 1009 + 0.5))).astype(
+            self.layout._flat.dtype
+        )
+        return V @ jax.vmap(self.times)(V).T / n
 
 
 def _checked_block(what, value, rows, columns, layout):

@@ -36,7 +36,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix, divergence
+from numpyro_sgmcmc.dynamics.divergence import divergence
+from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix
 from numpyro_sgmcmc.dynamics.matrix_checks import check_matrix, check_noise
 from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Potential
 from numpyro_sgmcmc.utils import trees
