@@ -1,4 +1,4 @@
-"""Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, step_size=..., batch_size=...))``."""
+"""Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, batch_size=...))``."""
 
 from numpyro_sgmcmc.diagnostics.comparison import compare
 from numpyro_sgmcmc.diagnostics.correction import corrected
