@@ -81,7 +81,7 @@ def test_columns_of_unlike_scale_and_correlated(kernel):
     np.testing.assert_allclose(np.sqrt(np.diag(L @ L.T) / np.diag(covariance)), 1, atol=0.25)
 
 
-@pytest.mark.parametrize("chain_method", ["sequential", "parallel", jax.vmap])
+@pytest.mark.parametrize("chain_method", ["sequential", "parallel"])
 def test_chains_that_tune_themselves_one_by_one(chain_method):
     kernel = SGHMC(regression, batch_size=100)
     mcmc = tuned(kernel, X, Y, num_warmup=64, num_samples=8, num_chains=2, chain_method=chain_method)
