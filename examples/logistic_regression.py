@@ -106,9 +106,9 @@ def sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-def mode_and_curvature(X, y, weight=1.0, chunk=100_000):
+def mode_and_curvature(X, y, weight=1.0, start=None, chunk=100_000):
     """Mode and Hessian of the energy U, each row counted ``weight`` times, in passes over chunks of rows."""
-    w = np.zeros(X.shape[1])
+    w = np.zeros(X.shape[1]) if start is None else start
     for _ in range(50):
         gradient, hessian = w / PRIOR_SD**2, np.eye(len(w)) / PRIOR_SD**2
         for first in range(0, len(X), chunk):
