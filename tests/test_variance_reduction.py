@@ -71,6 +71,7 @@ def test_saga_reduces_the_noise_at_least_tenfold_within_a_pass_from_the_mode(mod
 
 
 @pytest.mark.optimised
+@pytest.mark.filterwarnings("ignore:.*the kinetic temperature is 2")  # of plain minibatches, as it should be
 @pytest.mark.parametrize("gradient", [SAGA(), SAGA("batch"), SVRG(), "center", None], ids=str)
 def test_the_stationary_variance_is_that_of_the_full_gradient(gradient):
     """
@@ -182,6 +183,7 @@ def test_the_effective_sample_size_of_independent_draws_is_that_of_their_weights
     assert abs(found.mean() - 1) < 0.03 + 5 * found.std(ddof=1) / np.sqrt(200)
 
 
+@pytest.mark.filterwarnings("ignore:.*the energy was still falling")  # there is no warm-up
 def test_with_a_constant_step_the_weighted_are_the_unweighted():
     mcmc = run(1e-4)
     grouped = mcmc.get_samples(group_by_chain=True)
