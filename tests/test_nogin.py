@@ -169,6 +169,7 @@ def run(word):
     return (error**2).mean((1, 2)) * (N + 0.01), inflation.mean(0)
 
 
+@pytest.mark.filterwarnings("ignore:.*the kinetic temperature is 1")  # by ABOBA
 def test_the_posterior_is_right_where_minibatches_would_widen_it_by_half():
     ratios, inflation = run("NOGIN")
     assert ratios.std(ddof=1) / np.sqrt(CHAINS) < 0.01
