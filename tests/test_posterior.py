@@ -105,6 +105,7 @@ def test_a_wrong_scaling_of_five_percent_is_caught(monkeypatch):
     assert not passes(*whole_error(KERNELS[1], num_samples=400))
 
 
+@pytest.mark.filterwarnings("ignore:.*the kinetic temperature is 1")  # as it should be
 def test_independent_minibatches_inflate_the_variance_as_predicted():
     """h s^2 / (2 D) for independent rows, little of it for reshuffled ones while an epoch is short."""
     h, friction, n = 5e-3, 20.0, 50
