@@ -185,7 +185,7 @@ class Tuner:
                 found = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
             draws = noise.normal(key_x, places.shape, x.dtype)
             largest = jnp.asarray(self.dynamics.largest_step(found.curvature), x.dtype)
-            return found.coordinates, draws[0], draws, found.curvature, largest, found.passes
+            return found.coordinates, draws[0, : len(x)], draws, found.curvature, largest, found.passes
 
         def by_draws():
             found = evidence(tuning.moments)
