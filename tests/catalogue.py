@@ -52,6 +52,7 @@ class Cell(NamedTuple):
 
 GAUSSIAN = (models.gaussian, (models.ROWS,))
 BATCH = {"batch_size": models.B}
+SKEW = ((0.0, 1.0, -2.0), (-1.0, 0.0, 0.5), (2.0, -0.5, 0.0))
 
 CATALOGUE = [
     # the words
@@ -77,6 +78,8 @@ CATALOGUE = [
     # the other options
     Cell(SGHMC, *GAUSSIAN, BATCH | {"friction": 0.0, "steps_per_sample": 1}),
     Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}),
+    Cell(SGLD, models.logistic, (models.X, models.COUNTS), BATCH | {"skew": SKEW}),
+    Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"skew": SKEW}),
     # recipes
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": Recipe(D=models.metric), "integrator": "euler"}),
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": models.THERMOSTAT, "integrator": "euler"}),

@@ -266,6 +266,10 @@ FAULTS = [
     Fault("fingerprint: shapes alone", "fingerprint", " + np.ascontiguousarray(leaf, dtype).tobytes()", "",
           "test_report:other"),
     # recipes
+    Fault("skew: a part that is symmetric", "overdamped", "z: z - h * around", "z: z - h * (around + 0.1 * z)",
+          "test_skew:law"),
+    Fault("skew: momentum turned to first order", "skew", "jnp.exp(1j * jnp.asarray(self._angles, flat.dtype) * angle)",
+          "1 + 1j * jnp.asarray(self._angles, flat.dtype) * angle", "test_skew:turned or law"),
     Fault("recipe: no divergence", "recipe", "drift = drift + divergence(at, x, signs, self.exact)", "pass",
           "test_recipe_laws:of_the_position"),
     Fault("recipe: half the noise", "recipe", "D.scaled(2 * h)", "D.scaled(h)", "test_recipe_laws:of_the_position"),

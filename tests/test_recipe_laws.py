@@ -17,6 +17,7 @@ from numpyro_sgmcmc.dynamics.divergence import divergence
 from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
+from numpyro_sgmcmc.dynamics.skew import Skew
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.types import Phase
 
@@ -58,11 +59,15 @@ def with_auxiliary(d):
 
 # -- the dynamics that the package has beside the recipe -----------------------------------------------------------
 
+SKEW = Skew([[0.0, 0.8], [-0.8, 0.0]])
 OWN = [
+    (Overdamped(0.5, SKEW), "euler"),
+    *((Underdamped(1.5, 2.0, SKEW), word) for word in ("euler", "RABOBAR")),
+    (NoseHoover(1.5, 1.0, SKEW), "ssi"),
     (Overdamped(), "euler"),
     (Overdamped({"z": np.array([0.5, 2.0])}), "euler"),
     *((Underdamped(1.5, {"z": np.array([0.5, 2.0])}), word) for word in ("euler", "ssi", "BAOAB")),
-    *((NoseHoover(1.5, 1.0, elementwise), word) for elementwise in (False, True) for word in ("euler", "ssi")),
+    *((NoseHoover(1.5, elementwise=elementwise), word) for elementwise in (False, True) for word in ("euler", "ssi")),
 ]
 
 
@@ -76,7 +81,9 @@ def test_the_dynamics_leave_their_law(dynamics, word):
     thermostats = int(isinstance(dynamics, NoseHoover))
     nodes, weights = quadrature(energy, momenta, thermostats, (1.5, 1 / d), d, points=31)
     if isinstance(dynamics, Underdamped) and not thermostats:
-        nodes = nodes * np.array([1, 1, *np.sqrt(1 / dynamics.inverse_mass_matrix["z"])])
+        inverse_mass = dynamics.inverse_mass_matrix
+        inverse_mass = inverse_mass["z"] if isinstance(inverse_mass, dict) else np.full(2, inverse_mass)
+        nodes = nodes * np.array([1, 1, *np.sqrt(1 / inverse_mass)])
 
     def phase_of(x):
         xi = () if not thermostats else x[2 * d] if common else {"z": x[2 * d :]}

@@ -103,9 +103,9 @@ def predicted(
     :param gradients: at the draws, shape ``(chains, draws, d)``.
     :param pairs: see :func:`gradient_pairs`.
     :param epoch: batches of an epoch of reshuffled rows; 1: independent batches.
-    :return: None for an integrator that is not a word.
+    :return: None for an integrator that is not a word, and with a ``skew``, which couples the modes.
     """
-    if not hasattr(kernel.integrator, "word"):
+    if not hasattr(kernel.integrator, "word") or getattr(kernel.dynamics, "skew", None) is not None:
         return None
     one = states_of(kernel, state)[0]
     L = _scale(kernel, one, draws)

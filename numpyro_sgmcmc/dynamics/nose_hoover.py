@@ -50,11 +50,11 @@ class NoseHoover(underdamped.Underdamped):
 
     @property
     def flows(self) -> Mapping[str, Flow]:
-        return FLOWS
+        return FLOWS if self.skew is None else FLOWS | underdamped.ROTATION
 
     @property
     def integrators(self) -> Mapping[str, str]:
-        return {"euler": "AED", "ssi": "ADFBNFDA"}
+        return self.turning({"euler": "AED", "ssi": "ADFBNFDA"})
 
     def friction(self, phase: Phase) -> Any:
         return trees.like(phase.thermostat, phase.momentum)

@@ -1,12 +1,13 @@
 r"""
 Overdamped Langevin dynamics.
 
-.. math:: dz = -M^{-1} \nabla U(z)\, dt + \sqrt{2 M^{-1}}\, dW
+.. math:: dz = -(M^{-1} + Q) \nabla U(z)\, dt + \sqrt{2 M^{-1}}\, dW
 
-leaves :math:`\exp(-U(z))` invariant. One flow:
+leaves :math:`\exp(-U(z))` invariant, for every :mod:`skew <numpyro_sgmcmc.dynamics.skew>` Q, which is 0 unless given.
+One flow:
 
 ==== ===================== ==================================================
-``E`` first-order step      z += -h M^-1 g + sqrt(2 h) M^-1/2 n
+``E`` first-order step      z += -h (M^-1 + Q) g + sqrt(2 h) M^-1/2 n
 ==== ===================== ==================================================
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.dynamics.skew import Skew
 from numpyro_sgmcmc.types import Dynamics, Flow, Phase
 from numpyro_sgmcmc.utils import trees
 
@@ -29,9 +31,11 @@ class Overdamped(Dynamics):
     The overdamped Langevin dynamics.
 
     :param inverse_mass_matrix: preconditioner: 1.0, a scalar, or a dict of diagonals like ``z``.
+    :param skew: Q, or None.
     """
 
     inverse_mass_matrix: Any = 1.0
+    skew: Skew | None = None
 
     @property
     def flows(self) -> Mapping[str, Flow]:
@@ -49,7 +53,7 @@ class Overdamped(Dynamics):
         return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
-        """Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / 2."""
+        """Relative variance that white gradient noise of this variance adds to z (no ``skew``): h M^-1 s^2 / 2."""
         del phase
         return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, trees.like(self.inverse_mass_matrix, variance))
 
@@ -61,4 +65,6 @@ class Overdamped(Dynamics):
             noise,
             trees.like(self.inverse_mass_matrix, phase.z),
         )
+        if self.skew is not None:
+            z = jax.tree.map(lambda z, around: z - h * around, z, self.skew.times(gradient))
         return phase._replace(z=z)

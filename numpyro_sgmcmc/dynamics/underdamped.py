@@ -3,7 +3,8 @@ Underdamped Langevin dynamics (Chen, Fox & Guestrin 2014; Chen, Ding & Carin 201
 
 .. math:: dz = M^{-1} p\, dt, \qquad dp = -\nabla U(z)\, dt - D p\, dt + \sqrt{2 D M}\, dW
 
-leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant. D is a rate (the C of Chen, Fox & Guestrin is D M).
+leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant, and with a :mod:`skew <numpyro_sgmcmc.dynamics.skew>` Q also
+:math:`dp = \dots - Q M^{-1} p\, dt`. D is a rate (the C of Chen, Fox & Guestrin is D M).
 
 ===== ===================== =======================================================
 ``A``  drift                 z += h M^-1 p
@@ -15,6 +16,7 @@ leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant. D is a rate (the C of C
 ``G``  F and N, less g's own p = a p + (1 + a) sqrt(c1) M^1/2 n,
                              a = (1 - c1 - k) / (1 + c1 + k),
                              c1 = tanh(D h / 2), k = h^2 M^-1 s^2 / 4
+``R``  rotation, with a Q    p = exp(-h Q M^-1) p
 ===== ===================== =======================================================
 
 G is that of NOGIN, the word ``ABGBA`` (Matthews & Weare 2018, arXiv 1805.08863), where s^2 is the variance of the white
@@ -36,6 +38,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.dynamics.skew import Skew
 from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Sites
 from numpyro_sgmcmc.utils import trees
 
@@ -63,6 +66,7 @@ FLOWS = {
         needs_variance=True,
     ),
 }
+ROTATION = {"R": Flow("rotation of the momentum")}
 
 
 @dataclass(frozen=True)
@@ -71,19 +75,25 @@ class Underdamped(Dynamics):
     The underdamped Langevin dynamics.
 
     :param float noise: D, intensity of the injected noise; here also the friction, so that the two balance.
-    :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``.
+    :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``; a scalar beside a ``skew``.
+    :param skew: Q, or None. The names of integrators then stand for words that turn the momentum first and last.
     """
 
     noise: float
     inverse_mass_matrix: Any = 1.0
+    skew: Skew | None = None
 
     @property
     def flows(self) -> Mapping[str, Flow]:
-        return FLOWS
+        return FLOWS if self.skew is None else FLOWS | ROTATION
 
     @property
     def integrators(self) -> Mapping[str, str]:
-        return {"euler": "EA", "ssi": "AFBNFA", "NOGIN": "ABGBA"}
+        return self.turning({"euler": "EA", "ssi": "AFBNFA", "NOGIN": "ABGBA"})
+
+    def turning(self, words: Mapping[str, str]) -> Mapping[str, str]:
+        """The words, between two half rotations where there is a ``skew``."""
+        return words if self.skew is None else {name: f"R{word}R" for name, word in words.items()}
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.3 / curvature**0.5
@@ -134,6 +144,10 @@ class Underdamped(Dynamics):
     def F(self, phase: Phase, h: jax.Array) -> Phase:
         momentum = jax.tree.map(lambda p, r: p * jnp.exp(-r * h), phase.momentum, self.friction(phase))
         return phase._replace(momentum=momentum)
+
+    def R(self, phase: Phase, h: jax.Array) -> Phase:
+        assert self.skew is not None
+        return phase._replace(momentum=self.skew.turned(phase.momentum, h * self.inverse_mass_matrix))
 
     def N(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
         momentum = jax.tree.map(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from numpyro_sgmcmc.dynamics.skew import checked_skew
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
@@ -28,13 +29,15 @@ class SGHMC(SGMCMC):
     :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
         the model. Where the step size is found and none is declared, None stands for a size of our own.
     :param int steps_per_sample: integrator steps for each MCMC transition. None: 1, or found with the step size.
-    :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``. None: ``"ABOBA"``, or
-        ``"NOGIN"`` where the step size is found.
+    :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``, and ``R`` with a
+        ``skew``. None: ``"ABOBA"``, or ``"NOGIN"`` where the step size is found.
     :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
         step size.
     :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN, which must have independent
         batches: with reshuffled ones it would take out more than they add.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
+    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``, which turns the momentum, ``R``: the
+        law is the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
     :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
@@ -80,13 +83,18 @@ class SGHMC(SGMCMC):
         gradient: GradientEstimator | None = None,
         rows: RowScheme | None = None,
         inverse_mass_matrix: Any = None,
+        skew: Any = None,
         init_strategy: Any = None,
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
     ):
-        dynamics = Underdamped(checked_rate("friction", friction), checked_inverse_mass(inverse_mass_matrix))
+        inverse_mass = checked_inverse_mass(inverse_mass_matrix)
+        dynamics = Underdamped(
+            checked_rate("friction", friction), inverse_mass, checked_skew(skew, inverse_mass, step_size)
+        )
         if integrator is None:
-            integrator = "NOGIN" if step_size is None and rows is None else "ABOBA"
+            aboba = "ABOBA" if skew is None else "RABOBAR"
+            integrator = "NOGIN" if step_size is None and rows is None else aboba
         super().__init__(
             model,
             dynamics,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
+from numpyro_sgmcmc.dynamics.skew import checked_skew
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import Reshuffled
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
@@ -28,6 +29,8 @@ class SGLD(SGMCMC):
         step size.
     :param rows: row scheme.
     :param inverse_mass_matrix: preconditioner of drift and noise: None, a scalar or a dict of diagonals like ``z``.
+    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: the drift is then
+        :math:`-(M^{-1} + Q) g`, irreversible and of the same law, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
     :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
@@ -69,11 +72,13 @@ class SGLD(SGMCMC):
         gradient: GradientEstimator | None = None,
         rows: RowScheme = Reshuffled(),
         inverse_mass_matrix: Any = None,
+        skew: Any = None,
         init_strategy: Any = None,
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
     ):
-        dynamics = Overdamped(checked_inverse_mass(inverse_mass_matrix))
+        inverse_mass = checked_inverse_mass(inverse_mass_matrix)
+        dynamics = Overdamped(inverse_mass, checked_skew(skew, inverse_mass, step_size))
         super().__init__(
             model,
             dynamics,

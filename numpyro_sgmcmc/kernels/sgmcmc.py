@@ -243,6 +243,8 @@ class SGMCMC(MCMCKernel):
             check_found_fits(self._known, potential.prototype)
             blocks_of(potential.prototype, self._dense_mass)  # checks the names
         check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), potential.prototype)
+        if getattr(self.dynamics, "skew", None) is not None:
+            self.dynamics.skew.check(potential.prototype)
         chain.gradient.check(potential, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential.prototype, batched)

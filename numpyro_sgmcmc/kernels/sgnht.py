@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
+from numpyro_sgmcmc.dynamics.skew import checked_skew
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
@@ -24,13 +25,16 @@ class SGNHT(SGMCMC):
     :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
         the model. Where the step size is found and none is declared, None stands for a size of our own.
     :param int steps_per_sample: integrator steps for each MCMC transition. None: 1, or found with the step size.
-    :param str integrator: ``"euler"``, ``"ssi"`` or a word over ``A B F N O D E``.
+    :param str integrator: ``"euler"``, ``"ssi"`` or a word over ``A B F N O D E``, and ``R`` with a ``skew``.
+        None: ``"ADBOBDA"``.
     :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
         step size.
     :param rows: row scheme. Independent batches by default: a thermostat balances white noise. Reshuffled rows hide
         the slow part of their noise from z but not from the momentum, and z comes out too narrow (0.47 to 0.97 of the
         variance in docs/measurements.md).
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
+    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``, which turns the momentum, ``R``: the
+        law is the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): a short descent of
         a mean-field normal law, and thermostats at D + h s^2 / 2 with the variance s^2 of the gradient there, see
         :mod:`~numpyro_sgmcmc.tuning.start`. With a start given, the thermostats begin at D as in the papers.
@@ -75,19 +79,24 @@ class SGNHT(SGMCMC):
         diffusion: float = 1.0,
         batch_size: int | Mapping[str, int] | None = None,
         steps_per_sample: int | None = None,
-        integrator: str = "ADBOBDA",
+        integrator: str | None = None,
         gradient: GradientEstimator | None = None,
         rows: RowScheme = WithoutReplacement(),
         inverse_mass_matrix: Any = None,
+        skew: Any = None,
         init_strategy: Any = None,
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
     ):
+        inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = NoseHoover(
             checked_rate("diffusion", diffusion),
-            checked_inverse_mass(inverse_mass_matrix),
+            inverse_mass,
+            checked_skew(skew, inverse_mass, step_size),
             self.elementwise,
         )
+        if integrator is None:
+            integrator = "ADBOBDA" if skew is None else "RADBOBDAR"
         super().__init__(
             model,
             dynamics,

@@ -1,0 +1,80 @@
+r"""
+A constant skew matrix Q, which makes a dynamics irreversible and leaves its law (Ma, Chen & Fox 2015).
+
+- Overdamped, :math:`dz = -(M^{-1} + Q) \nabla U\, dt + \sqrt{2 M^{-1}}\, dW`: the density is carried around along its
+  level sets. No direction is then slower than without Q (Lelièvre, Nier & Pavliotis 2013).
+- Underdamped, :math:`dp = \dots - Q M^{-1} p\, dt`: as in a magnetic field (Tripuraneni et al. 2017). Its flow turns
+  the momentum, :math:`p \leftarrow \exp(-h Q M^{-1})\, p`, and is exact for every h:
+
+.. math:: Q = -i\, W \Theta W^H, \qquad \exp(-h m Q) = W e^{i h m \Theta} W^H
+
+for :math:`M^{-1} = m`, with the eigenvectors W of the Hermitian matrix i Q, computed once.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpy as np
+
+
+class Skew:
+    """
+    Q over raveled z.
+
+    :param matrix: shape ``(d, d)``.
+    :raises ValueError: a matrix that is not square, finite and skew.
+    """
+
+    def __init__(self, matrix: Any):
+        Q = np.asarray(matrix, float)
+        if Q.ndim != 2 or Q.shape[0] != Q.shape[1]:
+            raise ValueError(f"skew= has shape {Q.shape}; it must be a matrix of shape (d, d) over the raveled z.")
+        if not np.isfinite(Q).all():
+            raise ValueError("skew= holds a number that is not finite.")
+        apart = np.abs(Q + Q.T)
+        i, j = np.unravel_index(apart.argmax(), Q.shape) if Q.size else (0, 0)
+        if Q.size and apart[i, j] > 1e-6 * np.abs(Q).max():
+            raise ValueError(f"skew= is not skew: skew[{i}, {j}] = {Q[i, j]:g} and skew[{j}, {i}] = {Q[j, i]:g}.")
+        self.matrix = (Q - Q.T) / 2
+        self._angles, self._vectors = np.linalg.eigh(1j * self.matrix)
+
+    def times(self, gradient: Any) -> Any:
+        """Q g, like ``gradient``."""
+        flat, unravel = ravel_pytree(gradient)
+        return unravel(jnp.asarray(self.matrix, flat.dtype) @ flat)
+
+    def turned(self, momentum: Any, angle: jax.Array) -> Any:
+        """exp(-angle Q) p, like ``momentum``."""
+        flat, unravel = ravel_pytree(momentum)
+        vectors = jnp.asarray(self._vectors, jnp.result_type(flat.dtype, jnp.complex64))
+        phases = jnp.exp(1j * jnp.asarray(self._angles, flat.dtype) * angle)
+        return unravel((vectors @ (phases * (vectors.conj().T @ flat))).real)
+
+    def check(self, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+        """
+        :raises ValueError: a matrix over another number of coordinates than the model has.
+        """
+        d = sum(site.size for site in prototype.values())
+        if len(self.matrix) != d:
+            raise ValueError(
+                f"skew= has shape {self.matrix.shape}; the model has {d} coordinates, of {sorted(prototype)} in this "
+                f"order, so it must be of shape ({d}, {d})."
+            )
+
+
+def checked_skew(matrix: Any, inverse_mass: Any, step_size: Any) -> Skew | None:
+    """
+    The ``skew`` argument of a kernel.
+
+    :raises ValueError: a matrix that is not skew, or one that stands beside arguments which it does not fit.
+    """
+    if matrix is None:
+        return None
+    if step_size is None:
+        raise ValueError("skew= is over z, and the warm-up finds other coordinates. Give a step_size, or no skew.")
+    if isinstance(inverse_mass, Mapping):
+        raise ValueError("skew= turns a momentum of one mass: give inverse_mass_matrix as a number, or no skew.")
+    return Skew(matrix)
