@@ -266,7 +266,7 @@ FAULTS = [
     Fault("fingerprint: shapes alone", "fingerprint", " + np.ascontiguousarray(leaf, dtype).tobytes()", "",
           "test_report:other"),
     # recipes
-    Fault("skew: a part that is symmetric", "overdamped", "z: z - h * around", "z: z - h * (around + 0.1 * z)",
+    Fault("skew: a part that is symmetric", "overdamped", "z - h * around", "z - h * (around + 0.1 * z)",
           "test_skew:law"),
     Fault("skew: momentum turned to first order", "skew", "jnp.exp(1j * jnp.asarray(self._angles, flat.dtype) * angle)",
           "1 + 1j * jnp.asarray(self._angles, flat.dtype) * angle", "test_skew:turned or law"),
