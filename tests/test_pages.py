@@ -1,0 +1,41 @@
+"""The code of the pages runs as it is printed."""
+
+from pathlib import Path
+import re
+
+import models
+from numpyro.infer import MCMC
+import pytest
+
+import numpyro_sgmcmc
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def code_of(page):
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
+def test_each_part_of_a_kernel_can_be_ones_own():
+    names = {}
+    for k, block in enumerate(code_of("extend.md")):
+        exec(compile(block, f"extend.md, block {k}", "exec"), names)
+
+
+def test_what_one_comes_to_can_be_made():
+    names = vars(numpyro_sgmcmc) | {"MCMC": MCMC, "model": models.gaussian, "h": 1e-3, "a": 1e-2, "b": 1.0, "γ": 0.5}
+    names["center"] = {"mu": 0.7}
+    for block in code_of("coming_from.md"):
+        eval(block, names)
+
+
+@pytest.mark.parametrize("page", ["choosing.md", "recipe.md"])
+def test_what_is_advised_can_be_made(page):
+    names = vars(numpyro_sgmcmc) | {"model": models.gaussian}
+    for block in code_of(page):
+        exec(block, names)
+
+
+def test_every_public_name_is_in_the_reference():
+    documented = set(re.findall(r"^\.\. auto(?:class|function):: (\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
+    assert documented == set(numpyro_sgmcmc.__all__)
