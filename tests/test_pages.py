@@ -16,10 +16,11 @@ def code_of(page):
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
 
-def test_each_part_of_a_kernel_can_be_ones_own():
+@pytest.mark.parametrize("page", ["extend.md", "upstream.md"])
+def test_programs(page):
     names = {}
-    for k, block in enumerate(code_of("extend.md")):
-        exec(compile(block, f"extend.md, block {k}", "exec"), names)
+    for k, block in enumerate(code_of(page)):
+        exec(compile(block, f"{page}, block {k}", "exec"), names)
 
 
 def test_what_one_comes_to_can_be_made():

@@ -33,6 +33,7 @@ from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
+from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, Phase, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
@@ -299,9 +300,8 @@ class SGMCMC(MCMCKernel):
         return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
 
     def _tuner(self, chain: Chain) -> Tuner:
-        needs_variance = chain.integrator.needs_variance
-        parts = chain.dynamics, needs_variance, chain.gradient, chain.rows, self.steps_per_sample
-        return Tuner(*parts, self._dense_mass, self._known)
+        rule = StepRule(chain.dynamics, chain.integrator.needs_variance)
+        return Tuner(rule, chain.gradient, chain.rows, self.steps_per_sample, self._dense_mass, self._known)
 
     def _first_gradient(self, chain: Chain, potential: ModelPotential, batched: bool) -> Callable | None:
         if not chain.integrator.carries_gradient:

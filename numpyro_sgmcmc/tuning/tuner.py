@@ -7,13 +7,7 @@ another run is given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the rou
 those of the posterior, halve the step. The noise of the gradient is then measured anew where the draws are. What stands
 after half of the warm-up is frozen, and the second half checks it.
 
-In coordinates where the posterior is round and of unit width, a step h is as large as the word and the noise of the
-gradient, of variance :math:`s^2`, allow:
-
-.. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 0.5, \qquad
-    \text{inflation}(h, s^2) \le 0.02,
-
-the last of which holds for the words that take no noise out of what they inject. A draw takes :math:`1 / h` steps.
+The noise gives the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`), and a draw takes :math:`1 / h` steps.
 """
 
 from dataclasses import dataclass
@@ -27,15 +21,13 @@ from numpyro_sgmcmc.model.coordinates import Coordinates, blocks_of, product, ra
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
 from numpyro_sgmcmc.tuning.search import Found, search
-from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Phase, Potential, RowScheme, RowsState, Thermostatted
+from numpyro_sgmcmc.tuning.step_rule import StepRule
+from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme, RowsState
 from numpyro_sgmcmc.utils import noise, trees
 
 SHORTEST = 2 * BLOCKS  # transitions of a warm-up that draws are looked at in
 CHECKED = 20 * BLOCKS  # transitions of a warm-up whose second half is long enough for a check
 PROBES = 1000  # places at which the noise of the gradient is measured, at least, and 2 for each coordinate
-INFLATION = 0.02  # of the variance, by the noise of the gradient
-FORGOTTEN = 0.04  # h^2 s^2 / 4, at most
-HEAT = 0.5  # h s^2 / 2, at most: the temperature that the noise would add, which is known to a tenth of it
 MOST_STEPS = 1000  # of a draw
 RED = 4.5  # a z-score beyond it halves the step
 
@@ -89,8 +81,7 @@ class Scores(NamedTuple):
 @dataclass(frozen=True)
 class Tuner:
     """
-    :param dynamics: of the kernel.
-    :param needs_variance: whether its word is to be told the variance of the gradient's noise.
+    :param rule: the dynamics of the kernel, and what it makes of the gradient's noise.
     :param gradient: of the kernel.
     :param rows: of the kernel.
     :param steps_per_sample: given by the user, or None.
@@ -98,8 +89,7 @@ class Tuner:
     :param known: coordinates and curvature that another run has found, or None.
     """
 
-    dynamics: Dynamics
-    needs_variance: bool
+    rule: StepRule
     gradient: GradientEstimator
     rows: RowScheme
     steps_per_sample: int | None
@@ -120,7 +110,7 @@ class Tuner:
             jnp.zeros(d, dtype),
             zero,
             jnp.ones((), jnp.int32),
-            zero + self.dynamics.largest_step(1.0),
+            zero + self.rule.dynamics.largest_step(1.0),
             jnp.zeros((), jnp.int32),
             jnp.asarray(num_warmup, jnp.int32),
             Moments.zeros(jnp.zeros((places, chains, d), dtype)),
@@ -184,7 +174,7 @@ class Tuner:
                 coordinates, curvature = self.known
                 found = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
             draws = noise.normal(key_x, places.shape, x.dtype)
-            largest = jnp.asarray(self.dynamics.largest_step(found.curvature), x.dtype)
+            largest = jnp.asarray(self.rule.dynamics.largest_step(found.curvature), x.dtype)
             return found.coordinates, draws[0, : len(x)], draws, found.curvature, largest, found.passes
 
         def by_draws():
@@ -223,13 +213,13 @@ class Tuner:
         """Axes, step size and steps by the noise that has been seen; momenta drawn anew."""
         variance, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
         scale = product(tuning.coordinates.scale, axes)
-        h = self._step_size(variance, tuning.largest)
+        h = self.rule.step_size(variance, tuning.largest)
         steps = jnp.clip(jnp.ceil(1 / h), 1, MOST_STEPS).astype(jnp.int32)
         tuning = tuning._replace(
             coordinates=tuning.coordinates._replace(scale=scale),
             variance=variance,
             step_size=h,
-            inflation=self._inflation(h, variance),
+            inflation=self.rule.inflation(h, variance),
             num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
             moments=Moments.zeros(product(tuning.moments.places, axes)),
         )
@@ -237,14 +227,7 @@ class Tuner:
 
     def _phase(self, tuning: Tuning, x: jax.Array, rng_key: jax.Array) -> Phase:
         momentum = noise.normal(rng_key, x.shape, x.dtype)
-        return jax.vmap(lambda x, p: self.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
-
-    def phase(self, x: jax.Array, momentum: jax.Array, h: jax.Array, variance: jax.Array) -> Phase:
-        """Where a chain begins that knows the variance of its gradient's noise."""
-        phase = self.dynamics.init(x, momentum)
-        if isinstance(self.dynamics, Thermostatted):
-            phase = self.dynamics.balanced(phase, h, variance)
-        return self.dynamics.informed(phase, variance) if self.needs_variance else phase
+        return jax.vmap(lambda x, p: self.rule.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
 
     def _pair(self, potential, coordinates, x, gradient_state, rng_key):
         """Gradients in x from two fresh minibatches for each chain."""
@@ -263,21 +246,6 @@ class Tuner:
 
         pairs = jax.vmap(one)(x, random.split(rng_key, len(x)))
         return pairs[:, 0], pairs[:, 1]
-
-    def _inflation(self, h: jax.Array, variance: jax.Array) -> jax.Array:
-        phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
-        return jnp.abs(self.dynamics.inflation(phase, h, variance)).max().astype(variance.dtype)
-
-    def _step_size(self, variance: jax.Array, largest: jax.Array) -> jax.Array:
-        """The largest of a falling row of steps that the noise allows."""
-        steps = largest * 2.0 ** (-jnp.arange(64, dtype=variance.dtype) / 4)
-
-        def allowed(h):
-            most = variance.max()
-            quiet = (h * h * most / 4 <= FORGOTTEN) & (h * most / 2 <= HEAT)
-            return quiet & (self._inflation(h, variance) <= INFLATION)
-
-        return steps[jnp.argmax(jax.vmap(allowed)(steps))]
 
 
 def _bounds(num_warmup: jax.Array) -> jax.Array:
