@@ -1,4 +1,4 @@
-# make demo | test | test-gallery | figures | experiments | results | docs | mutations | bench | lint | wheel | clean
+# make demo | test | test-slow | test-gallery | figures | experiments | results | docs | mutations | bench | lint | wheel | clean
 #
 # PYTHON=python3.13   the interpreter of the environment
 # STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
@@ -14,13 +14,17 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
 SYNTHETIC := step_size_bias convergence_rates double_well mixture minibatch_bias
 
-.PHONY: demo test test-gallery figures experiments results docs mutations bench lint wheel clean
+.PHONY: demo test test-slow test-gallery figures experiments results docs mutations bench lint wheel clean
 
 demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
 
-test: $(VENV)/installed-test
-	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -n 2 --dist loadfile $(ARGS)
+test: MARKED := not slow
+test-slow: MARKED := slow
+
+# the tests; the long runs among them, where every minute counts, are those of `make test-slow`
+test test-slow: $(VENV)/installed-test
+	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -m "$(MARKED)" -n 2 --dist loadfile $(ARGS)
 
 # every program of the gallery in a few seconds each
 test-gallery: $(VENV)/installed-test

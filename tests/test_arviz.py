@@ -88,6 +88,7 @@ def test_a_noisy_energy_is_not_passed_off_as_lp():
 
 
 @pytest.mark.filterwarnings("ignore:.*the kinetic temperature")  # of a chain that has hardly begun
+@pytest.mark.slow
 def test_deterministic_sites_and_several_dimensions():
     mcmc = run(models.deterministics)
     data = az.from_numpyro(mcmc, log_likelihood=False)

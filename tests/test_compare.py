@@ -98,6 +98,7 @@ def funnel(x):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_a_funnel_is_not_linear_and_a_normal_law_is():
     straight = run(SGHMC(models.gaussian, step_size=0.1, friction=3.0, batch_size=models.B, steps_per_sample=10))
     assert score_linearity(straight)["mu"]["value"] > 0.99
@@ -115,6 +116,7 @@ def test_a_funnel_is_not_linear_and_a_normal_law_is():
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("kernel", ["step", "noise"])
+@pytest.mark.slow
 def test_a_known_inflation_is_taken_back(kernel):
     kernels = {
         "step": SGLD(models.gaussian, step_size=VARIANCE, steps_per_sample=4),
@@ -134,6 +136,7 @@ def test_a_known_inflation_is_taken_back(kernel):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_the_sandwich_of_a_wrong_variance():
     """Rows of variance 4 under a model of variance 1: the mean of N rows has variance 4 / N, not 1 / N."""
     x = (2 * np.random.default_rng(0).normal(size=400)).astype(np.float32)

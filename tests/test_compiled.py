@@ -47,6 +47,7 @@ def check_closed_over_data():
     assert first[2] != second[2]
 
 
+@pytest.mark.slow
 def test_models_that_differ_in_closed_over_data_alone():
     check_closed_over_data()
 
@@ -58,6 +59,7 @@ def test_models_that_differ_in_closed_over_data_alone_where_constants_are_argume
 
 
 @pytest.mark.filterwarnings("ignore:find_mode has not arrived")
+@pytest.mark.slow
 def test_a_search_is_traced_once_for_all_its_segments():
     traces = []
 

@@ -78,6 +78,7 @@ def test_one_copy_is_alive_after_a_run(data, progress_bar, gradient, copies):
 
 
 @kinds
+@pytest.mark.slow
 def test_a_start_makes_one_copy_and_keeps_none(data, copies):
     before = on_the_device()
     state = SGHMC(model, step_size=1e-5, batch_size=100).init(random.key(0), 0, None, (data,), {})

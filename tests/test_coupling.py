@@ -54,6 +54,7 @@ def kernel(h, rows, word="ABOBA", batch=2, D=5.0):
         ("ABOBA", 0.04, Reshuffled()),
     ],
 )
+@pytest.mark.slow
 def test_between_the_distance_and_three_times_it(word, h, rows):
     """The chain is normal, its variance that of the linear law, the mean right."""
     one = kernel(h, rows, word)
@@ -84,6 +85,7 @@ def two(x):
         numpyro.sample("y", dist.Normal(w[0] + x[rows] * w[1], 1), obs=x[rows])
 
 
+@pytest.mark.slow
 def test_a_partner_by_control_variates_is_that_of_all_rows():
     """The gradient of a linear model's noise does not depend on z but for the slope."""
     mcmc = run(kernel(0.02, WithoutReplacement()), num_samples=100)
@@ -94,6 +96,7 @@ def test_a_partner_by_control_variates_is_that_of_all_rows():
     assert found.bound["w"].shape == (2,) and 0 < found.joint < 10
 
 
+@pytest.mark.slow
 def test_tuned_chains():
     """Those of NOGIN with a control variate: the partner takes no noise out, and has all rows."""
     mcmc = run(SGHMC(models.gaussian, batch_size=models.B), num_samples=40, num_chains=2)

@@ -36,6 +36,7 @@ def moved(kernel, keys=random.key(0), start=None):  # noqa: B008
 
 
 @kernels
+@pytest.mark.slow
 def test_disable_jit(name):
     kernel = make(name)
     expected = moved(kernel)

@@ -32,6 +32,7 @@ def test_logistic_regression_on_simulated_rows(tmp_path):
     assert (tmp_path / "out" / "logistic_regression.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_logistic_regression_on_data_found_by_name(tmp_path):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 3))

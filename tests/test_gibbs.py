@@ -46,6 +46,7 @@ def conditional_gradient(tau, mu, x):
 
 
 @pytest.mark.parametrize(("batch_size", "bias"), [(None, 0.0), (12, 0.05)])
+@pytest.mark.slow
 def test_a_block_samples_the_posterior(batch_size, bias):
     """
     128 chains as replicates: mean and variance of ``log tau``, and of ``mu``, within 5 standard errors of the exact
@@ -88,6 +89,7 @@ def test_a_block_finds_its_numbers():
         assert abs(replicates.mean() - truth) < 5 * error + 0.05
 
 
+@pytest.mark.slow
 def test_carried_gradient_is_refreshed():
     """After each sweep the gradient that BAOAB starts with is the one at ``tau`` under the newest ``mu``."""
     fields = ("z.tau", "block_states.0.gradient.tau")
@@ -126,6 +128,7 @@ def move_rate(rng_key, gibbs_sites, hmc_sites):
 
 
 @pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.slow
 def test_a_sum_of_slopes_is_refreshed(place):
     """After each sweep SAGA's sum is that of the stored slopes times the newest design, wherever its block stands."""
     ours = SGLD(warped, step_size=1e-2, batch_size=models.B, gradient=SAGA("linear"), steps_per_sample=3)
@@ -140,6 +143,7 @@ def test_a_sum_of_slopes_is_refreshed(place):
     np.testing.assert_allclose(np.abs(fields[f"{state}.total.slope"]), spread, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_init_params_of_a_block_are_constrained():
     mcmc = run(two_blocks(step_size=1e-9), 2, init_params={"tau": jnp.array(2.5)})
     np.testing.assert_allclose(mcmc.get_samples()["tau"], 2.5, rtol=1e-4)

@@ -570,6 +570,7 @@ def by_hand(values, rows):
     ],
     ids=lambda g: re.sub(r"\(center=.*?\)\}", "(", str(g)).partition("<")[0],
 )
+@pytest.mark.slow
 def test_tables_follow_a_design_that_changes(gradient):
     """The mean over all batches is the full gradient, for a table that was written under other values."""
     kernel = make(gradient, model=warped, step_size=3e-2).wrap_model(conditioned)

@@ -34,6 +34,7 @@ def run(kernel, *args, seed=0, num_samples=500, num_chains=8, method="vectorized
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_an_inflation_by_the_step_size_is_found_and_extrapolated():
     """SGLD at h U'' = 1 has twice the variance; in most cases the extrapolation is nearer to the truth."""
     nearer, changes = 0, []
@@ -51,6 +52,7 @@ def test_an_inflation_by_the_step_size_is_found_and_extrapolated():
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_minibatch_noise_is_found_by_twice_the_batch():
     h, D = 0.02, 1.0
     kernel = SGHMC(
@@ -65,6 +67,7 @@ def test_minibatch_noise_is_found_by_twice_the_batch():
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_a_right_run_does_not_change():
     kernel = SGHMC(models.gaussian, step_size=0.1, friction=5.0, steps_per_sample=20)
     found = step_halving(run(kernel, X, num_samples=1000), random.key(1), X)
@@ -73,6 +76,7 @@ def test_a_right_run_does_not_change():
 
 
 @pytest.mark.parametrize("method", ["vectorized", "sequential"])
+@pytest.mark.slow
 def test_tuned_chains_go_on_with_half_their_step(method):
     mcmc = run(SGHMC(models.gaussian, batch_size=models.B), X, num_chains=2, num_samples=20, method=method)
     before = jax.tree.map(np.asarray, mcmc.last_state)

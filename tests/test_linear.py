@@ -83,11 +83,13 @@ def test_the_linear_predictor_is_found(model, shape):
 
 
 @pytest.mark.parametrize("batch_size", [1, CLASSES, models.DIM])
+@pytest.mark.slow
 def test_a_batch_as_long_as_another_axis(batch_size):
     """No axis is taken for that of the rows because of its length."""
     agree([aged(SAGA(per), categorical, batch_size=batch_size) for per in ("row", "linear")])
 
 
+@pytest.mark.slow
 def test_as_many_rows_in_the_data_as_classes():
     """23 rows and 23 classes, in passes of 23 rows and batches of 5."""
     args = models.X[:23], np.arange(23)
@@ -140,6 +142,7 @@ def product(latents, rows):
 
 
 @pytest.mark.parametrize("model", [logistic, categorical, groups])
+@pytest.mark.slow
 def test_a_site_gives_the_chain_of_the_table_of_rows(model):
     agree([aged(gradient, model) for gradient in (SAGA("row"), SAGA("linear", predictor="eta"))])
 
@@ -149,11 +152,13 @@ def test_a_site_gives_the_chain_of_the_table_of_rows(model):
     [(logistic, product), (categorical, lambda latents, rows: product(latents, rows) + latents["bias"])],
     ids=["a number a row", "several"],
 )
+@pytest.mark.slow
 def test_a_function_gives_the_chain_of_the_table_of_rows(model, predictor):
     args = WITH_ZEROS, models.COUNTS
     agree([aged(gradient, model, args) for gradient in (SAGA("row"), SAGA("linear", predictor=predictor))])
 
 
+@pytest.mark.slow
 def test_stored_control_variates_take_a_predictor():
     center = {"weights": np.array([0.3, -0.2, 0.5])}
     gradients = [ControlVariate(center), *(ControlVariate(center, "linear", predictor=p) for p in (None, "eta"))]

@@ -70,6 +70,7 @@ def noise_at_the_mode():
     "make, word, divisor",
     [(sgld, "euler", 2), (sghmc, "euler", 2 * FRICTION), (sghmc, "ssi", 2 * FRICTION), (sghmc, "ABOBA", 2 * FRICTION)],
 )
+@pytest.mark.slow
 def test_independent_minibatches_are_of_order_1_whatever_the_word(make, word, divisor, monkeypatch):
     """And the first-order term is h s^2 / 2 or h s^2 / (2 D): 5 % more noise, or another N/n, would be seen."""
     steps = (0.02, 0.01, 0.005)
@@ -93,6 +94,7 @@ def test_reshuffled_minibatches_are_of_order_2(monkeypatch):
 
 
 @pytest.mark.parametrize("make, word", [(sgld, "euler"), (sghmc, "euler"), (sghmc, "ssi"), (sghmc, "ABOBA")])
+@pytest.mark.slow
 def test_variance_reduction_takes_back_the_inflation(make, word, monkeypatch):
     """Against the full gradient's law by the same word: at most 15 % of what plain minibatches add is left."""
     h = 0.02

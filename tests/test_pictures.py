@@ -40,6 +40,7 @@ def closed():
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_on_the_axes_that_are_given(mcmc):
     halved, pair = step_halving(mcmc, random.key(1), X), couple(mcmc, random.key(1), X)
     draws = mcmc.get_samples(group_by_chain=True)

@@ -94,6 +94,7 @@ def test_minibatch_regression_has_its_exact_posterior(kernel):
     assert passes(*whole_error(kernel))
 
 
+@pytest.mark.slow
 def test_a_wrong_scaling_of_five_percent_is_caught(monkeypatch):
     """N/n off by 5 %: the judge above must find it."""
     exact = ModelPotential.estimate
@@ -129,6 +130,7 @@ def scale_model(y):
         numpyro.sample("y", dist.Normal(0, tau**-0.5), obs=y[rows])
 
 
+@pytest.mark.slow
 def test_a_constrained_latent_has_its_exact_posterior():
     """Skewed, with a transform and its Jacobian: a short data set, so that both prior and Jacobian matter."""
     y = jnp.asarray(np.asarray(random.normal(random.key(4), (20,))))
@@ -155,6 +157,7 @@ def hierarchical(y):
         numpyro.sample("y", dist.Normal(theta[g[rows]], 1), obs=y[rows])
 
 
+@pytest.mark.slow
 def test_a_hierarchy_has_its_exact_posterior():
     counts, sums = np.bincount(G), np.bincount(G, Y)
     precision = np.zeros((9, 9))  # mu, theta
@@ -182,6 +185,7 @@ def test_decreasing_steps_arrive_and_the_state_tells_them():
     assert np.abs(np.asarray(mcmc.get_samples()["w"]).mean(0) - MEAN).max() < 0.1
 
 
+@pytest.mark.slow
 def test_double_precision_is_kept():
     with jax.enable_x64(True):
         kernel = MSGNHT(regression, step_size=1e-3, batch_size=100, steps_per_sample=5)

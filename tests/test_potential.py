@@ -450,6 +450,7 @@ def asks_numpy(y, group):
 
 
 @pytest.mark.parametrize("keys", [random.key(0), random.split(random.key(0), 2)], ids=["one chain", "two chains"])
+@pytest.mark.slow
 def test_a_model_may_ask_numpy_about_its_arguments(keys):
     kernel = SGHMC(asks_numpy, step_size=0.01, batch_size=4)
     state = kernel.sample(kernel.init(keys, 0, None, (Y, G), {}), (Y, G), {})

@@ -146,6 +146,7 @@ def chains(kernel, args, start, draws=400, count=256):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_a_dynamics_with_colored_noise_and_a_turning_momentum():
     """
     Generalised Langevin: noise enters an auxiliary variable alone, whose coupling to the momentum depends on z;
@@ -307,6 +308,7 @@ def posterior():
 @pytest.mark.optimised
 @pytest.mark.parametrize("kernel", [SGRLD, SGRHMC])
 @pytest.mark.parametrize("name", METRICS)
+@pytest.mark.slow
 def test_the_kernels_leave_the_posterior(kernel, name, posterior):
     h, options = (0.05, {}) if kernel is SGRLD else (0.1, {"friction": 5.0})
     kernel = kernel(models.logistic, metric=METRICS[name], step_size=h, steps_per_sample=20, **options, **batch(name))

@@ -201,6 +201,7 @@ def test_recipes_with_a_momentum(name, word):
 
 @pytest.mark.parametrize("word", ["euler", "E"])
 @pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.slow
 def test_the_thermostat_as_a_recipe(d, word):
     nodes, weights = quadrature(energy, d, 1, (1.5, 1 / d), d, points=31)
     assert residual(nose_hoover(d), word, with_auxiliary(d), nodes, weights) < ZERO

@@ -100,6 +100,7 @@ def test_a_right_run_says_nothing_and_its_resume_on_rows_that_are_not_finite_doe
 @pytest.mark.parametrize(
     "num_chains, num_samples, progress_bar", [(1, 50, True), (1, 50, False), (8, 8, True), (8, 8, False), (2, 50, True)]
 )
+@pytest.mark.slow
 def test_with_the_bar_and_without_and_as_many_draws_as_chains(progress_bar, num_chains, num_samples):
     mcmc = make(num_chains=num_chains, num_samples=num_samples, progress_bar=progress_bar, step_size=9 / 20)
     (message,) = told(lambda: mcmc.run(random.key(0), X, Y))
@@ -128,6 +129,7 @@ def test_a_chain_that_goes_back_and_forth():
     assert mcmc.get_extra_fields()["monitor"].refused.max() >= 100
 
 
+@pytest.mark.slow
 def test_a_short_run_is_not_judged_by_its_temperature():
     """The momentum has hardly moved in these draws, so its mean square says nothing."""
     x = 3 + np.random.default_rng(0).normal(size=1000)
@@ -233,6 +235,7 @@ NEAR = [1.0, -1.0]
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_a_temperature_that_is_a_little_off():
     """By minibatch noise, h s^2 / (2 D): too little for a factor of 2, and certain."""
     options = {"batch_size": 100, "rows": WithoutReplacement(), "num_samples": 2000, "step_size": 4e-3}
@@ -275,6 +278,7 @@ def test_a_start_far_from_the_mode():
     assert told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params={"w": jnp.array(NEAR)})) == []
 
 
+@pytest.mark.slow
 def test_an_inflation_that_the_warm_up_predicts():
     """What the monitor of a tuned state says, and what is made of it."""
     mcmc = make(step_size=None, friction=1.0, steps_per_sample=None, num_samples=10)

@@ -76,6 +76,7 @@ COUNT = 20_000
 
 
 @pytest.mark.parametrize("sizes", [range(2, 40), range(40, SMALL + 1), (*LONG, SMALL + 3, 150)], ids=str)
+@pytest.mark.slow
 def test_pairs_of_rows_are_uniform(sizes):
     """In batches of half of the rows, at every size of a plate up to ``SMALL``."""
     for size in sizes:

@@ -83,6 +83,7 @@ def test_a_large_noncentrality():
 
 
 @pytest.mark.parametrize("h", [0.2, 1.0])
+@pytest.mark.slow
 def test_scir_has_its_law_with_minibatches(h):
     kernel = SCIR(gamma, step_size=h, batch_size=B, rows=WithoutReplacement())
     mu = 0.5 + ROWS.sum()
@@ -99,6 +100,7 @@ def test_sgrld_on_the_expanded_mean_has_its_law_with_minibatches(h):
     assert_moments(theta, mu, (2 * mu + h * variance_of_counts()) / (2 - h))
 
 
+@pytest.mark.slow
 def test_near_zero():
     """Gamma(0.1, 1): SCIR is exact, SGRLD on the expanded mean three times too far from 0."""
     theta, diverging = ends(SCIR(gamma, step_size=0.5), (0.1,), 30, {"theta": np.log(0.1)})
@@ -108,6 +110,7 @@ def test_near_zero():
     assert theta.mean() == pytest.approx(0.37, abs=0.02)
 
 
+@pytest.mark.slow
 def test_below_the_smallest_number():
     """Gamma(0.01, 1) is below 1e-38 with probability 0.42; its logarithm is kept."""
     kernel = SCIR(gamma, step_size=1.0)
@@ -144,6 +147,7 @@ def test_scir_on_the_simplex_is_exact():
     assert_moments(p, *dirichlet_moments())
 
 
+@pytest.mark.slow
 def test_scir_needs_no_small_step_on_a_sparse_prior():
     def prior():
         numpyro.sample("p", dist.Dirichlet(jnp.full((2, 4), 0.05)).to_event(1))
@@ -173,6 +177,7 @@ def test_the_natural_coordinates():
     np.testing.assert_allclose([theta.mean(), theta.var()], 20.0, rtol=0.04)
 
 
+@pytest.mark.slow
 def test_the_prior_of_another_rate():
     def model():
         numpyro.sample("theta", dist.Gamma(jnp.array([0.5, 3.0]), jnp.array([4.0, 0.5])).to_event(1))
@@ -252,6 +257,7 @@ def normal_share(x):
         numpyro.sample("x", dist.Normal(share, 0.2), obs=x[rows])
 
 
+@pytest.mark.slow
 def test_any_likelihood_of_the_shares_has_its_law():
     """Not homogeneous in p, but in p over its sum: of order 1, so the mean against that of the marginal on a grid."""
     x = np.array([0.5, 0.35])

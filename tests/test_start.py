@@ -47,6 +47,7 @@ def variance_ratio(kernel, transitions=300):
     [(SGNHT, 1e-3, 15.0, None), (MSGNHT, 1e-3, 10.0, 100), (SGNHT, 3e-4, 1.0, 10), (MSGNHT, 3e-4, 1.0, 10)],
     ids=["SGNHT-full", "MSGNHT-D rules", "SGNHT-noise rules", "MSGNHT-noise rules"],
 )
+@pytest.mark.slow
 def test_the_default_start_leaves_the_right_width_after_2000_steps(kernel_class, h, diffusion, batch_size):
     kernel = kernel_class(model, step_size=h, diffusion=diffusion, batch_size=batch_size, steps_per_sample=10)
     ratios = variance_ratio(kernel)

@@ -52,6 +52,7 @@ def test_wrong_draws_are_far(shift, scale):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_runs():
     x = models.ROWS.astype(np.float32)
     _, variance = models.gaussian_posterior(x)

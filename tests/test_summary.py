@@ -185,6 +185,7 @@ def test_the_control_variate_of_a_linear_gradient_leaves_no_noise():
     np.testing.assert_allclose(found.values, exact, atol=0.02 * 3000**0.5)
 
 
+@pytest.mark.slow
 def test_draws_are_taken_back_to_unconstrained_space():
     x = models.VECTORS.astype(np.float32)
     mcmc = short(SGHMC(models.constrained, step_size=1e-2, friction=5.0, batch_size=models.B), x)
@@ -219,6 +220,7 @@ def run(seed=0, start=0.0, warmup=50, kernel=SGHMC, draws=500, **options):
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_right_runs_are_right(seed):
     found = summary(run(seed), X, Y)
     assert found.verdict == "right", str(found)
@@ -253,6 +255,7 @@ def test_planted_faults(fault):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_predicted_inflation_is_what_comes_out():
     """Of independent small batches: predicted, seen by the identities, and true of the draws."""
     mcmc = run(batch_size=100, rows=WithoutReplacement(), draws=2000)
@@ -265,6 +268,7 @@ def test_predicted_inflation_is_what_comes_out():
     np.testing.assert_allclose(predicted, true, rtol=0.2, atol=0.1)
 
 
+@pytest.mark.slow
 def test_one_chain_that_stands_still():
     mcmc = short(SGHMC(regression, **RIGHT), X, Y, num_samples=100)
     stuck = mcmc.get_samples(group_by_chain=True)["w"].at[1].set(0.0)
@@ -273,6 +277,7 @@ def test_one_chain_that_stands_still():
     assert found.verdict == "wrong" and found["refused"]["standing_still"] == 1
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_finite():
     y = Y.copy()
     y[7] = np.nan
@@ -300,6 +305,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.slow
 def test_every_kernel(name):
     found = summary(short(KERNELS[name](), ROWS), ROWS)
     assert {"score", "virial", "inflation_by_noise", "stability", "r_hat"} <= found.keys()
@@ -311,6 +317,7 @@ def test_every_kernel(name):
 
 
 @pytest.mark.parametrize("method", ["sequential", "parallel", "vectorized"])
+@pytest.mark.slow
 def test_every_chain_method(method):
     mcmc = short(SGHMC(models.gaussian, batch_size=models.B), ROWS, chain_method=method)
     assert np.isfinite(summary(mcmc, ROWS)["virial"]["value"])

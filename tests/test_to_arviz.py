@@ -34,6 +34,7 @@ def run(kernel=SGHMC, model=models.gaussian, extra_fields=(), **options):
     return mcmc
 
 
+@pytest.mark.slow
 def test_what_every_draw_says_of_itself():
     mcmc = run(step_size=Polynomial(1e-2, 1.0, 0.33))
     idata = to_arviz(mcmc)
@@ -47,6 +48,7 @@ def test_what_every_draw_says_of_itself():
         assert [name for name in stats.data_vars if name.startswith("thermostat")] == names
 
 
+@pytest.mark.slow
 def test_a_file_says_how_it_was_made(tmp_path):
     mcmc = run(step_size=None)
     idata = to_arviz(mcmc, X)
@@ -97,6 +99,7 @@ def test_leave_one_out_works_on_it():
         assert np.isfinite(az.loo_subsample(idata, 12).elpd)
 
 
+@pytest.mark.slow
 def test_two_plates_and_none():
     for batch in ({"columns": 6, "rows": 2}, None):
         mcmc = run.__wrapped__(model=models.crossed, batch_size=batch)

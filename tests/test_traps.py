@@ -400,6 +400,7 @@ def draws_by_several():
     return [np.asarray(run(s, progress_bar=bar).get_samples()["mu"]) for s, bar in samplers]
 
 
+@pytest.mark.slow
 def test_trap_31_data_as_arguments_by_the_environment(tmp_path):
     """What the README recommends; JAX reads the variable while it is imported."""
     path = tmp_path / "draws.npy"

@@ -90,6 +90,7 @@ def test_chains_that_tune_themselves_one_by_one(chain_method):
     assert found["coordinates"].scale.shape == (2, D, D)
 
 
+@pytest.mark.slow
 def test_a_resume_goes_on_with_what_was_found():
     mcmc = tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=64, num_samples=8, num_chains=2)
     before = settings(mcmc)
@@ -127,6 +128,7 @@ def test_a_funnel_is_told():
         tuned(SGHMC(funnel, batch_size=10), y, num_chains=4)
 
 
+@pytest.mark.slow
 def test_a_warm_up_too_short_for_rounds_still_finds_coordinates():
     mcmc = tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=0, num_samples=4, num_chains=2)
     assert settings(mcmc)["step_size"] > 0.05
@@ -141,6 +143,7 @@ def test_without_a_batch_size():
 
 
 @pytest.mark.parametrize("dense_mass", [False, [("a", "c")]])
+@pytest.mark.slow
 def test_coordinates_in_blocks(dense_mass):
     def model(x):
         a = numpyro.sample("a", dist.Normal(0, 3))
@@ -168,6 +171,7 @@ def test_a_run_can_start_with_the_settings_of_another():
         tuned(SGHMC(funnel, batch_size=10, settings=found), Y[:50], num_chains=1)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_logged_once(caplog):
     with caplog.at_level("INFO", logger="numpyro_sgmcmc"):
         mcmc = tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=400, num_samples=4, num_chains=4)
@@ -176,6 +180,7 @@ def test_what_was_found_is_logged_once(caplog):
     assert settings(mcmc)["verdict"] == "right"
 
 
+@pytest.mark.slow
 def test_steps_decrease_from_the_one_that_was_found():
     kernel = SGLD(regression, batch_size=100, step_size=Polynomial(None, 50.0, 0.5))
     mcmc = tuned(kernel, X, Y, num_warmup=80, num_samples=9, num_chains=2)
@@ -284,6 +289,7 @@ def test_the_normal_law_of_the_largest_bound_is_found(parts, monkeypatch):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_the_noise_is_that_of_the_gradient_in_the_coordinates_that_were_found():
     """Plain minibatches of a regression: the covariance of the rows' gradients, which a stretched L must carry over."""
     kernel = SGHMC(regression, batch_size=100, gradient=Minibatch())
@@ -343,6 +349,7 @@ def test_axes_turn_to_the_noise(samples):
     np.testing.assert_allclose(variance, np.diag(turned), rtol=5 * np.sqrt(4 / samples), atol=0.05)
 
 
+@pytest.mark.slow
 def test_without_minibatches_there_is_no_control_variate():
     """24 rows are too few for minibatches of our own, and the first of them is all of them."""
     mcmc = tuned(SGHMC(models.gaussian), models.ROWS, num_warmup=40, num_samples=10, num_chains=2)

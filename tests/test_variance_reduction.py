@@ -39,6 +39,7 @@ def gaussian(x):
 
 
 @pytest.mark.parametrize("model", ["linear", "logistic"])
+@pytest.mark.slow
 def test_saga_reduces_the_noise_at_least_tenfold_within_a_pass_from_the_mode(model):
     """Of the size of the paper's data: 1000 standardised rows, batches of 10, h = 0.2 / largest curvature."""
     X = random.normal(random.key(3), (1000, 8)) @ (jnp.eye(8) + 0.4)
@@ -73,6 +74,7 @@ def test_saga_reduces_the_noise_at_least_tenfold_within_a_pass_from_the_mode(mod
 @pytest.mark.optimised
 @pytest.mark.filterwarnings("ignore:.*the kinetic temperature is 2")  # of plain minibatches, as it should be
 @pytest.mark.parametrize("gradient", [SAGA(), SAGA("batch"), SVRG(), "center", None], ids=str)
+@pytest.mark.slow
 def test_the_stationary_variance_is_that_of_the_full_gradient(gradient):
     """
     The conjugate Gaussian with N = 1e4 rows, batches of 100, at the step where independent minibatches double the
