@@ -16,7 +16,8 @@ def code_of(page):
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["extend.md", "upstream.md"])
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["extend.md", "howto.md", "upstream.md"])
 def test_programs(page):
     names = {}
     for k, block in enumerate(code_of(page)):
