@@ -152,8 +152,8 @@ def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
             f"z = {z:.1f}, R-hat = {worst['r_hat']:.2f}" if checked else "too short for one",
             f"z <= {limit}, R-hat <= {MIXED}" if checked else "",
             ("doubtful" if red else "ok") if checked else "",
-            "the posterior is perhaps bent by a hierarchy (centre groups of many rows, non-centre those of few), of several "
-            "modes, or num_warmup was too short.",
+            "the posterior is perhaps bent by a hierarchy (centre groups of many rows, non-centre those of few), of "
+            "several modes, or num_warmup was too short.",
             worst,
         ),
         "tuned_inflation": Line(

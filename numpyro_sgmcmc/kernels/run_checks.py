@@ -148,10 +148,10 @@ def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -
     if seen:
         _warn(
             "the draws are doubtful: in the second half of the warm-up, in the worst direction, "
-            f"{' and '.join(seen)}. The posterior is perhaps bent by a hierarchy (centre groups of many rows, non-centre "
-            "those of few: numpyro.infer.reparam.LocScaleReparam), of several modes, or far from a normal shape "
-            "(compare with NUTS on fewer rows); or the warm-up was too short (a larger num_warmup). numpyro_sgmcmc.settings(mcmc) has "
-            "what was found."
+            f"{' and '.join(seen)}. The posterior is perhaps bent by a hierarchy (centre groups of many rows, "
+            "non-centre those of few: numpyro.infer.reparam.LocScaleReparam), of several modes, or far from a normal "
+            "shape (compare with NUTS on fewer rows); or the warm-up was too short (a larger num_warmup). "
+            "numpyro_sgmcmc.settings(mcmc) has what was found."
         )
     return bool(seen)
 
