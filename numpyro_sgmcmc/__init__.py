@@ -28,6 +28,7 @@ from numpyro_sgmcmc.kernels.sgrhmc import SGRHMC
 from numpyro_sgmcmc.kernels.sgrld import SGRLD
 from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.model.local_moves import LocalGibbs, LocalHMC, LocalLangevin
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
@@ -53,6 +54,9 @@ __all__ = [
     "Fisher",
     "GradientNoise",
     "LinearMap",
+    "LocalGibbs",
+    "LocalHMC",
+    "LocalLangevin",
     "Minibatch",
     "Natural",
     "Piecewise",

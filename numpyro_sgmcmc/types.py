@@ -94,6 +94,11 @@ class Potential(Protocol):
         """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
         ...
 
+    @property
+    def draws_local_sites(self) -> bool:
+        """Whether latent sites of the rows are drawn for each minibatch."""
+        ...
+
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
         """Energy of everything outside the minibatched plates, shape ``()``."""
         ...

@@ -265,6 +265,18 @@ FAULTS = [
     Fault("report: always hot", "run_checks", "HOT, COLD = 2.0", "HOT, COLD = 0.2", "test_report:right"),
     Fault("fingerprint: shapes alone", "fingerprint", " + np.ascontiguousarray(leaf, dtype).tobytes()", "",
           "test_report:other"),
+    # latent sites of the rows
+    Fault("sum: the scale inside of the logarithm", "replay", "scale = scale * len(rows) / size", "pass",
+          "test_local:unbiased"),
+    Fault("sum: over all rows at once", "replay", "if k not in set(dims)", "if False", "test_local:is_the_marginal"),
+    Fault("local: constrained values held fixed", "local", "return value, log_det.sum(tuple(range(-event_dim, 0)))",
+          "return value, 0 * log_det.sum(tuple(range(-event_dim, 0)))", "test_local:support"),
+    Fault("local: gradient through the draws", "local", "values = jax.tree.map(lax.stop_gradient, draw(", "values = (draw(",
+          "test_local:noise_are_those"),
+    Fault("local HMC: everything accepted", "local_moves", "jnp.log(random.uniform(key_accept, change.shape)) < -change",
+          "change < jnp.inf", "test_local:noise_are_those"),
+    Fault("local Gibbs: from the prior", "local_moves", "jax.vmap(at)(support)", "0 * jax.vmap(at)(support)",
+          "test_local:sweeps"),
     # recipes
     Fault("skew: a part that is symmetric", "overdamped", "z - h * around", "z - h * (around + 0.1 * z)",
           "test_skew:law"),

@@ -17,7 +17,7 @@ def code_of(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["extend.md", "howto.md", "upstream.md"])
+@pytest.mark.parametrize("page", ["extend.md", "howto.md", "local.md", "upstream.md"])
 def test_programs(page):
     names = {}
     for k, block in enumerate(code_of(page)):

@@ -73,7 +73,8 @@ class ControlVariate(Anchored):
     :param predictor: with ``stored="linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
     :param chunk_size: rows that a full pass sees at once. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that a table, for all chains, may take.
-    :raises ValueError: a centre that is not like ``z``; no minibatched plate; with ``stored``, what SAGA refuses.
+    :raises ValueError: a centre that is not like ``z``; no minibatched plate; local sites that are drawn; with
+        ``stored``, what SAGA refuses.
 
     **References:**
 
@@ -126,6 +127,11 @@ class ControlVariate(Anchored):
     def check(self, potential: Potential, chains: int) -> None:
         del chains
         check_minibatched(self, potential.plates)
+        if potential.draws_local_sites:
+            raise ValueError(
+                "ControlVariate() has one gradient over all rows at its centre, and with local= that would be one draw "
+                "of the local sites for good: the posterior would be off by it. Use gradient=Minibatch()."
+            )
         if self.center is not None:
             check_like_z("ControlVariate(center)", self.center, potential.prototype)
 

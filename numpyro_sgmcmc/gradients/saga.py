@@ -151,6 +151,8 @@ class SAGA(GradientEstimator):
                 f"{label} remembers the rows of one plate, but {' and '.join(map(repr, potential.plates))} are all "
                 "minibatched. Leave all but one whole, or use SVRG() or ControlVariate(center)."
             )
+        if potential.draws_local_sites:
+            raise ValueError(f"{label} would remember the draws of local= with the rows. Use gradient=Minibatch().")
         if potential.randomised:
             raise ValueError(
                 f"the model draws keys of its own (numpyro.prng_key), so {label} would remember their noise. Use "

@@ -48,6 +48,11 @@ class SVRG(Anchored):
     def check(self, potential: Potential, chains: int) -> None:
         del chains
         check_minibatched(self, potential.plates)
+        if potential.draws_local_sites:
+            raise ValueError(
+                "SVRG() keeps one draw of the local sites of all rows for an epoch, so that with local= its noise "
+                "would not be white. Use gradient=Minibatch()."
+            )
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
         return self.anchor(potential, z, rng_key)

@@ -41,6 +41,7 @@ class SGHMC(SGMCMC):
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
     :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
+    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 
@@ -87,6 +88,7 @@ class SGHMC(SGMCMC):
         init_strategy: Any = None,
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
+        local: Any = None,
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = Underdamped(
@@ -107,6 +109,7 @@ class SGHMC(SGMCMC):
             init_strategy=init_strategy,
             dense_mass=dense_mass,
             settings=settings,
+            local=local,
         )
 
     @property

@@ -34,6 +34,7 @@ class SGLD(SGMCMC):
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
     :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
+    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 
@@ -76,6 +77,7 @@ class SGLD(SGMCMC):
         init_strategy: Any = None,
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
+        local: Any = None,
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = Overdamped(inverse_mass, checked_skew(skew, inverse_mass, step_size))
@@ -91,4 +93,5 @@ class SGLD(SGMCMC):
             init_strategy=init_strategy,
             dense_mass=dense_mass,
             settings=settings,
+            local=local,
         )

@@ -29,8 +29,10 @@ from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
+from numpyro_sgmcmc.model.local import checked_local, drawn_locally
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
+from numpyro_sgmcmc.model.summed import summed_out
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.tuning.step_rule import StepRule
@@ -78,6 +80,9 @@ class SGMCMC(MCMCKernel):
     :param dense_mass: which coordinates the warm-up takes for correlated: True, False, or a list of tuples of sites, as
         for :class:`~numpyro.infer.NUTS`.
     :param settings: what the warm-up of another run has found, see :func:`~numpyro_sgmcmc.settings`: it starts there.
+    :param local: how latent sites of the rows are drawn for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
+        :class:`~numpyro_sgmcmc.LocalHMC`, :class:`~numpyro_sgmcmc.LocalLangevin`, or a function, see
+        :mod:`~numpyro_sgmcmc.model.local`.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.model.checks`; at construction where possible, else at ``init``.
 
     **Example**
@@ -122,6 +127,7 @@ class SGMCMC(MCMCKernel):
         init_strategy: Any = None,
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
+        local: Any = None,
     ):
         if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
             integrator = named(integrator, dynamics)
@@ -146,7 +152,9 @@ class SGMCMC(MCMCKernel):
                 "itself. Give a step_size."
             )
         self._dense_mass, self._known = checked_found(dense_mass, settings, step_size)
-        self._model = checked_model(model)
+        self._model = self._users_model = checked_model(model)
+        if local is not None:
+            self._model = drawn_locally(summed_out(model), checked_local(local))
         self._chain = Chain(
             dynamics,
             integrator,
@@ -204,7 +212,7 @@ class SGMCMC(MCMCKernel):
     @property
     def model(self) -> full_rows:
         """The model on all of its rows, as ArviZ, ``Predictive`` and ``log_likelihood`` need it."""
-        return full_rows(self._model)
+        return full_rows(self._users_model)
 
     @property
     def _sample_fn(self) -> Callable:
@@ -314,7 +322,7 @@ class SGMCMC(MCMCKernel):
         dynamics = self._chain.dynamics.bind(potential)
         if dynamics is not self._chain.dynamics:
             return replace(self._chain, dynamics=dynamics)
-        plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs
+        plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs or potential.draws_local_sites
         gradient = self._chain.gradient
         if self._chain.tuned and isinstance(gradient, ControlVariate) and gradient.shared and plain:
             return replace(self._chain, gradient=Minibatch())

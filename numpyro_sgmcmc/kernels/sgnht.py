@@ -40,6 +40,7 @@ class SGNHT(SGMCMC):
         :mod:`~numpyro_sgmcmc.tuning.start`. With a start given, the thermostats begin at D as in the papers.
     :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
     :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
+    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 
@@ -87,6 +88,7 @@ class SGNHT(SGMCMC):
         init_strategy: Any = None,
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
+        local: Any = None,
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = NoseHoover(
@@ -109,6 +111,7 @@ class SGNHT(SGMCMC):
             init_strategy=init_strategy,
             dense_mass=dense_mass,
             settings=settings,
+            local=local,
         )
 
     @property

@@ -41,6 +41,7 @@ class SGRHMC(SGMCMC):
     :param gradient: gradient estimator. None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
+    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, a metric that is not symmetric and positive semi-definite.
 
     **References:**
@@ -84,6 +85,7 @@ class SGRHMC(SGMCMC):
         gradient: GradientEstimator | None = None,
         rows: RowScheme | None = None,
         init_strategy: Any = None,
+        local: Any = None,
     ):
         metric, friction = checked_metric(metric), checked_rate("friction", friction)
         dynamics = Recipe(
@@ -103,4 +105,5 @@ class SGRHMC(SGMCMC):
             batch_size=batch_size,
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
+            local=local,
         )

@@ -39,6 +39,7 @@ class SGRLD(SGMCMC):
     :param gradient: gradient estimator. None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
+    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, D that is not symmetric and positive semi-definite.
 
     **References:**
@@ -84,6 +85,7 @@ class SGRLD(SGMCMC):
         gradient: GradientEstimator | None = None,
         rows: RowScheme | None = None,
         init_strategy: Any = None,
+        local: Any = None,
     ):
         dynamics = Recipe(OfPosition(checked_metric(metric)), skew, exact=exact, gradient_noise=gradient_noise)
         super().__init__(
@@ -96,5 +98,6 @@ class SGRLD(SGMCMC):
             batch_size=batch_size,
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
+            local=local,
         )
         object.__setattr__(self, "_transforms", transforms_of(metric))

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 from numpyro_sgmcmc.model.handlers import Transforms
+from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
+from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.row_checks import INDEXED, check_rows
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
@@ -34,6 +36,8 @@ def checked_structure(
     """
     siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
     whole = _outline_of_all_rows(model, args, kwargs, transforms)
+    if isinstance(model, drawn_locally):
+        return _with_local_sites(model, args, kwargs, batch_size, transforms, whole)
     _check_latents(whole)
     if batch_size == AUTOMATIC:
         batch_size = None
@@ -53,8 +57,34 @@ def checked_structure(
                 raise ValueError(local_message(name, plate))
     if not plates:
         return plates, whole
+    return plates, _cut(model, args, kwargs, plates, transforms)
+
+
+def _with_local_sites(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: Any, transforms: Transforms | None, whole: Structure
+) -> tuple[dict[str, Plate], Structure]:
+    if GIBBS_SITES_KWARG in kwargs:
+        raise ValueError("local= is not for a block of numpyro.infer.Gibbs, whose other blocks see all rows.")
+    size = None if batch_size == AUTOMATIC else batch_size
+    plates = {name: Plate(whole.plates[name][0], n) for name, n in batch_sizes(whole, size, frozenset(), True).items()}
+    if not plates:
+        raise ValueError("local= draws the latent sites of a minibatch's rows: give batch_size={plate: rows}.")
+    cut = _cut(model, args, kwargs, plates, transforms)
+    _check_latents(cut)
+    if not any(site.plates.keys() & plates.keys() for site in whole.latents.values()):
+        raise ValueError(f"local= is given, and no latent site stands in {_list(plates)}. Leave it out.")
+    return plates, cut
+
+
+def _cut(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], plates: Mapping[str, Plate], transforms: Transforms | None
+) -> Structure:
+    """The outline of the model with its plates cut to minibatches, checked."""
+    sizes = {name: plate.batch_size for name, plate in plates.items()}
     try:
         cut = outline(model, args, kwargs, sizes, transforms)
+    except LocalError as error:
+        raise ValueError(str(error)) from error
     except Exception as error:
         site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
         raise ValueError(
@@ -63,7 +93,7 @@ def checked_structure(
             f"The failure was: {type(error).__name__}: {error}"
         ) from error
     check_rows(cut, plates)
-    return plates, cut
+    return cut
 
 
 def _outline_of_all_rows(
@@ -110,8 +140,9 @@ def _check_latents(structure: Structure) -> None:
     for name, site in structure.latents.items():
         if site.discrete:
             raise ValueError(
-                f"latent site {name!r} is discrete and has no gradient. Sum it out (`MixtureSameFamily` for mixtures), "
-                "or sample it in a block of its own with `numpyro.infer.Gibbs`. (If it is data: it was given obs=None.)"
+                f"latent site {name!r} is discrete and has no gradient. Sum it out (`MixtureSameFamily` for mixtures, "
+                "or infer={'enumerate': 'parallel'} on a site in the plate of the data), or sample it in a block of "
+                "its own with `numpyro.infer.Gibbs`. (If it is data: it was given obs=None.)"
             )
         if site.delta:
             raise ValueError(f"latent site {name!r} has a Delta distribution; use `numpyro.deterministic` instead.")

@@ -11,7 +11,10 @@ from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 AUTOMATIC = "automatic"  # as a batch_size: what the model declares, or else a size of our own
 
 
-def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str]) -> dict[str, int]:
+def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str], local: bool = False) -> dict[str, int]:
+    """
+    :param local: latent sites may stand in a minibatched plate.
+    """
     for name, (size, n) in structure.in_scan.items():
         if n is not None and n < size:
             raise ValueError(scan_message(name))
@@ -21,7 +24,7 @@ def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str])
     if isinstance(batch_size, Mapping):
         chosen = dict(batch_size)
     else:
-        chosen = {_the_data_plate(structure, batch_size, siblings): batch_size}
+        chosen = {_the_data_plate(structure, batch_size, siblings, local): batch_size}
     for name, n in chosen.items():
         if name in structure.in_scan:
             raise ValueError(scan_message(name))
@@ -56,10 +59,10 @@ def _sides(structure: Structure, siblings: frozenset[str]) -> tuple[set[str], se
     return observed, latent
 
 
-def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str]) -> str:
-    """The one plate that holds observed sites and no latent."""
+def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str], local: bool) -> str:
+    """The one plate that holds observed sites and, unless they may be local, no latent."""
     observed, latent = _sides(structure, siblings)
-    candidates = sorted((observed - latent) & set(structure.plates))
+    candidates = sorted((observed if local else observed - latent) & set(structure.plates))
     if len(candidates) == 1:
         return candidates[0]
     if not candidates and structure.in_scan:
@@ -97,8 +100,10 @@ def check_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mappi
 def local_message(latent: str, plate: str) -> str:
     return (
         f"latent site {latent!r} stands inside the minibatched plate {plate!r}, so each minibatch would sample other "
-        f"variables under the same name. Marginalise {latent!r}, move it out of {plate!r}, or use all of its rows. "
-        "(If it is data: it was given obs=None.)"
+        "variables under the same name. Tell the kernel how to draw it for the rows of a minibatch: local=LocalGibbs() "
+        "if it is discrete, local=LocalHMC(...) if it is continuous, or local= a function. Or mark a discrete site "
+        f"infer={{'enumerate': 'parallel'}}, which sums it out. Or marginalise {latent!r}, move it out of {plate!r}, "
+        "or use all of its rows. (If it is data: it was given obs=None.)"
     )
 
 

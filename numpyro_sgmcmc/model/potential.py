@@ -21,7 +21,9 @@ from numpyro.infer import init_to_uniform
 from numpyro_sgmcmc.model.arrays import indexable
 from numpyro_sgmcmc.model.checks import checked_structure
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
+from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.structure import Structure
+from numpyro_sgmcmc.model.summed import summed_out
 from numpyro_sgmcmc.types import Plate, Rows, Sites
 from numpyro_sgmcmc.utils.compat import find_valid_initial_params
 
@@ -71,6 +73,8 @@ class ModelPotential:
         :raises ValueError: see :func:`~numpyro_sgmcmc.model.checks.checked_structure`.
         """
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+        if not isinstance(model, drawn_locally):
+            model = summed_out(model)
         plates, structure = checked_structure(model, args, kwargs, batch_size, transforms)
         return cls(model, args, kwargs, plates, structure, transforms)
 
@@ -83,6 +87,11 @@ class ModelPotential:
     def randomised(self) -> bool:
         """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
         return self.structure.randomised
+
+    @property
+    def draws_local_sites(self) -> bool:
+        """Whether latent sites of the rows are drawn for each minibatch."""
+        return isinstance(self._model, drawn_locally)
 
     def _frozen(self) -> dict[str, Any]:
         """Values of the `param` sites: those their initialisers give under one fixed key, equal for all chains."""

@@ -1,0 +1,157 @@
+"""
+Running a model twice: once to see the values of all that stands outside of the local sites, whose density is then a
+function of their own values alone.
+
+The first run goes through to the handlers around it, which give the global sites their values and the plates their
+rows. Hidden from them are the local sites, and the sites after the first of these that stand in the same plates: what
+depends on a local site. The second run is hidden altogether. It puts recorded values in place, gives the local sites
+those that it is asked about, and returns the log density of what was hidden, for each element of the plates.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from numpyro.primitives import Messenger
+
+
+class LocalError(ValueError):
+    """What is wrong with a local site, by its name."""
+
+
+class LocalSite(NamedTuple):
+    """
+    - **fn** - its distribution, given the global sites and the local ones before it.
+    - **value** - that it had in the first run.
+    """
+
+    fn: Any
+    value: Any
+
+
+class FirstRun(Messenger):
+    """
+    :param is_local: message of a sample site that is not observed -> whether it is to be hidden.
+    :param value_of: name, distribution -> value of a local site in this run.
+    """
+
+    def __init__(self, is_local: Callable[[Any], bool], value_of: Callable[[str, Any], Any]):
+        self.is_local, self.value_of = is_local, value_of
+        self.sites: dict[str, LocalSite] = {}
+        self.frames: dict[str, int] = {}  # plates of the local sites -> dim
+        self.plates: dict[str, tuple[tuple, jax.Array]] = {}  # arguments and rows of every plate
+        self.values: dict[str, Any] = {}
+        self.flows: list[Any] = []  # values of scans
+        self.hidden: set[str] = set()
+        self.observed: list[str] = []  # the observed sites among these
+        self.latents: list[str] = []
+        super().__init__(None)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] not in ("sample", "deterministic"):
+            return
+        frames = {frame.name: frame.dim for frame in msg["cond_indep_stack"]}
+        if msg["type"] == "sample" and not msg["is_observed"] and self.is_local(msg):
+            if self.sites and frames != self.frames:
+                raise LocalError(
+                    f"local site {msg['name']!r} stands in the plates {sorted(frames)} and {next(iter(self.sites))!r} "
+                    f"in {sorted(self.frames)}; local sites must stand in the same plates."
+                )
+            self.frames = frames
+            value = self.value_of(msg["name"], msg["fn"])
+            for name, dim in frames.items():  # what depends on it depends on the rows
+                rows = 0 * self.plates[name][1]
+                value = value + rows.reshape(-1, *(1,) * (-dim - 1 + msg["fn"].event_dim)).astype(
+                    jnp.result_type(value)
+                )
+            msg["value"], msg["stop"] = value, True
+            self.sites[msg["name"]] = LocalSite(msg["fn"], value)
+        elif self.sites and self.frames.items() <= frames.items():
+            if msg["type"] == "sample" and not msg["is_observed"]:
+                raise LocalError(
+                    f"latent site {msg['name']!r} stands in the plates of the local site {next(iter(self.sites))!r} "
+                    "and is not local itself. Mark it as well, or marginalise it."
+                )
+            msg["stop"] = True
+            self.hidden.add(msg["name"])
+            if msg["type"] == "sample":
+                self.observed.append(msg["name"])
+
+    def postprocess_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            self.plates[msg["name"]] = msg["args"], msg["value"]
+        elif msg["type"] == "control_flow":
+            self.flows.append(msg["value"])
+        elif msg["type"] in ("sample", "param", "prng_key", "mutable"):
+            self.values[msg["name"]] = msg["value"]
+            if msg["type"] == "sample" and not msg["is_observed"]:
+                self.latents.append(msg["name"])
+
+    def globals(self) -> dict[str, Any]:
+        """Values of the latent sites that are not local."""
+        return {name: self.values[name] for name in self.latents if name not in self.sites}
+
+
+class _Replay(Messenger):
+    def __init__(self, first: FirstRun, value_of: Callable[[str, Any], Any]):
+        self.first, self.value_of = first, value_of
+        self.flows = iter(first.flows)
+        self.densities: dict[str, jax.Array] = {}
+        super().__init__(None)
+
+    def process_message(self, msg: Any) -> None:
+        first, name = self.first, msg.get("name")
+        msg["stop"] = True
+        if msg["type"] == "plate":
+            msg["args"], msg["value"] = first.plates[name]
+        elif msg["type"] == "control_flow":
+            msg["value"] = next(self.flows)
+        elif name in first.sites:
+            msg["value"] = self.value_of(name, msg["fn"])
+        elif name in first.values and not msg.get("is_observed"):
+            msg["value"] = first.values[name]
+
+    def postprocess_message(self, msg: Any) -> None:
+        if msg["type"] == "sample":
+            density = msg["fn"].log_prob(msg["value"])
+            scale = 1.0 if msg["scale"] is None else msg["scale"]
+            for frame in msg["cond_indep_stack"]:
+                (size, _), rows = self.first.plates[frame.name]
+                scale = scale * len(rows) / size
+            self.densities[msg["name"]] = density * scale
+
+
+def run_again(model: Callable, args: tuple, kwargs: Mapping[str, Any], first: FirstRun, value_of: Callable) -> Any:
+    """
+    :param value_of: name, distribution -> value of a local site.
+    :return: the log density of the local sites and of all that was hidden with them, summed to the plates of the local
+        sites, and those of the other sites, by name.
+    """
+    replay = _Replay(first, value_of)
+    with replay:
+        model(*args, **kwargs)
+    ours = {name: density for name, density in replay.densities.items() if name in first.hidden | first.sites.keys()}
+    total = sum((to_plates(density, list(first.frames.values())) for density in ours.values()), start=jnp.zeros(()))
+    return total, {name: density for name, density in replay.densities.items() if name not in ours}
+
+
+def to_plates(density: jax.Array, dims: list[int]) -> jax.Array:
+    """The sum over all dimensions but these, which are counted from the right."""
+    summed = density.sum(tuple(k for k in range(-density.ndim, 0) if k not in set(dims)), keepdims=True)
+    return summed.reshape(summed.shape[-max(-dim for dim in dims) :])
+
+
+def emit(name: str, density: jax.Array, first: FirstRun) -> None:
+    """A factor in the plates of the local sites."""
+
+    def inside(frames):
+        if not frames:
+            numpyro.factor(name, density)
+            return
+        (plate, dim), *rest = frames
+        with numpyro.plate(plate, first.plates[plate][0][0], dim=dim):
+            inside(rest)
+
+    inside(list(first.frames.items()))

@@ -1,0 +1,353 @@
+"""Latent sites of a row: those that are summed out exactly, and those that are drawn for each minibatch."""
+
+import itertools
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_sgmcmc import (
+    SAGA,
+    SGHMC,
+    SGLD,
+    SVRG,
+    ControlVariate,
+    LocalGibbs,
+    LocalHMC,
+    LocalLangevin,
+    gradient_noise,
+    to_arviz,
+)
+from numpyro_sgmcmc.model.potential import ModelPotential
+
+N, B = 12, 3
+_rng = np.random.default_rng(5)
+Y = np.where(_rng.random(N) < 0.4, -2.0, 1.5) + _rng.normal(size=N)
+WORDS = _rng.integers(0, 3, (4, N))
+PARALLEL = {"enumerate": "parallel"}
+
+
+def _globals():
+    means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 1.0]), 1.0).to_event(1))
+    weight = numpyro.sample("weight", dist.Beta(2, 2))
+    return means, jnp.stack([1 - weight, weight])
+
+
+def summed(y):
+    means, weights = _globals()
+    with numpyro.plate("N", len(y)) as rows:
+        k = numpyro.sample("k", dist.Categorical(weights), infer=PARALLEL)
+        numpyro.deterministic("own", means[k])
+        numpyro.sample("y", dist.Normal(means[k], 1), obs=y[rows])
+
+
+def marginal(y):
+    means, weights = _globals()
+    with numpyro.plate("N", len(y)) as rows:
+        mixture = dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(means, 1))
+        numpyro.sample("y", mixture, obs=y[rows])
+
+
+def chain(y):
+    """Two sites that are summed together: the second depends on the first."""
+    means, weights = _globals()
+    with numpyro.plate("N", len(y)) as rows:
+        a = numpyro.sample("a", dist.Categorical(weights), infer=PARALLEL)
+        b = numpyro.sample("b", dist.Bernoulli(0.2 + 0.5 * a), infer=PARALLEL)
+        numpyro.sample("y", dist.Normal(means[b] + 0.3 * a, 1), obs=y[rows])
+
+
+def chain_marginal(y):
+    means, weights = _globals()
+    a, b = jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 0, 1])
+    prob = jnp.where(b == 1, 0.2 + 0.5 * a, 0.8 - 0.5 * a) * weights[a]
+    with numpyro.plate("N", len(y)) as rows:
+        mixture = dist.MixtureSameFamily(dist.Categorical(prob), dist.Normal(means[b] + 0.3 * a, 1))
+        numpyro.sample("y", mixture, obs=y[rows])
+
+
+def topics(words):
+    """A sum for each word of a document, inside a plate of its own."""
+    topic = numpyro.sample("topic", dist.Dirichlet(jnp.ones((2, 3))).to_event(1))
+    with numpyro.plate("words", len(words), dim=-2), numpyro.plate("docs", words.shape[1], dim=-1) as rows:
+        k = numpyro.sample("k", dist.Categorical(jnp.array([0.3, 0.7])), infer=PARALLEL)
+        numpyro.sample("w", dist.Categorical(topic[k]), obs=words[:, rows])
+
+
+def topics_marginal(words):
+    topic = numpyro.sample("topic", dist.Dirichlet(jnp.ones((2, 3))).to_event(1))
+    with numpyro.plate("words", len(words), dim=-2), numpyro.plate("docs", words.shape[1], dim=-1) as rows:
+        numpyro.sample("w", dist.Categorical(jnp.array([0.3, 0.7]) @ topic), obs=words[:, rows])
+
+
+MODELS = [
+    (summed, marginal, Y, "N"),
+    (chain, chain_marginal, Y, "N"),
+    (topics, topics_marginal, WORDS, "docs"),
+]
+
+
+@pytest.mark.parametrize("model, truth, data, plate", MODELS)
+@pytest.mark.parametrize("size", [B, None])
+def test_a_sum_is_the_marginal(model, truth, data, plate, size):
+    """Energy, gradient, and the energies of single rows, on a minibatch and on all rows."""
+    batch = None if size is None else {plate: size}
+    ours, theirs = (ModelPotential.of(f, (data,), {}, batch) for f in (model, truth))
+    assert ours.prototype == theirs.prototype
+    z = jax.tree.map(lambda s: 0.3 * random.normal(random.key(1), s.shape), ours.prototype)
+    rows = {plate: jnp.array([7, 2, 5])} if size else {}
+    for a, b in zip(*(jax.tree.leaves(jax.value_and_grad(p.estimate)(z, rows)) for p in (ours, theirs))):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(ours.prior(z), theirs.prior(z) if size else ours.prior(z), rtol=1e-6)
+    if size:
+        np.testing.assert_allclose(ours.per_row(z, rows), theirs.per_row(z, rows), rtol=2e-5)
+
+
+def test_unbiased_over_all_batches():
+    """The mean over all minibatches is the gradient on all rows: the factor N/n stands outside of the logarithm."""
+    cut, whole = (ModelPotential.of(summed, (Y,), {}, batch) for batch in ({"N": B}, None))
+    z = jax.tree.map(lambda s: jnp.full(s.shape, 0.4), cut.prototype)
+    batches = jnp.array(list(itertools.combinations(range(N), B)))
+    mean = jax.tree.map(lambda g: g.mean(0), jax.vmap(lambda b: jax.grad(cut.estimate)(z, {"N": b}))(batches))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), mean, jax.grad(whole.estimate)(z, {}))
+
+
+CENTER = {"means": jnp.array([-2.0, 1.4]), "weight": jnp.array(0.2)}
+
+
+@pytest.mark.parametrize(
+    "gradient", [SAGA(), SAGA(per="batch"), SVRG(), ControlVariate(CENTER)], ids=lambda g: type(g).__name__
+)
+def test_chains_are_those_of_the_marginal(gradient):
+    """The same keys give the same draws, by every estimator, and no draw has a site of a row in it."""
+    kernels = [SGLD(f, step_size=0.01, batch_size=B, gradient=gradient, steps_per_sample=9) for f in (summed, marginal)]
+    start = kernels[0].init(random.key(0), 0, CENTER, (Y,), {})  # tables and centres of the sum
+    ours, theirs = (jax.jit(lambda s, kernel=kernel: kernel.sample(s, (Y,), {}))(start).z for kernel in kernels)
+    assert ours.keys() == {"means", "weight"}
+    assert float(jnp.abs(ours["means"] - CENTER["means"]).min()) > 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), ours, theirs)
+
+
+def test_gradient_noise_is_that_of_the_marginal():
+    noises = []
+    for model in (summed, marginal):
+        kernel = SGLD(model, step_size=0.01, batch_size=B)
+        state = kernel.init(random.key(0), 0, CENTER, (Y,), {})
+        noises.append(gradient_noise(kernel, state, Y).variance)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3), *noises)
+    assert noises[0]["weight"] > 0.1
+
+
+def test_all_rows_leave_out_what_is_not_sampled():
+    """Without minibatches too, and a deterministic site that depends on a summed one is not a draw."""
+    mcmc = MCMC(SGLD(summed, step_size=0.01), num_warmup=1, num_samples=2, progress_bar=False)
+    mcmc.run(random.key(0), Y)
+    draws = mcmc.get_samples()
+    assert draws.keys() == {"means", "weight"}
+    found = to_arviz(mcmc, log_likelihood=True).log_likelihood["y"].values[0]
+    weights = np.stack([1 - draws["weight"], draws["weight"]], -1)
+    normal = np.exp(-0.5 * (Y[:, None] - np.asarray(draws["means"])[:, None]) ** 2) / np.sqrt(2 * np.pi)
+    np.testing.assert_allclose(found, np.log((normal * weights[:, None]).sum(-1)), rtol=1e-4)
+
+
+def test_a_start_where_an_element_is_impossible():
+    """A zero-inflated count is impossible at one element of the support, not in the sum."""
+
+    def inflated(y):
+        rate = numpyro.sample("rate", dist.LogNormal(0, 1))
+        with numpyro.plate("N", len(y)) as rows:
+            k = numpyro.sample("k", dist.Bernoulli(0.5), infer=PARALLEL)
+            log_prob = jnp.where(k == 1, dist.Poisson(rate).log_prob(y[rows]), jnp.where(y[rows] == 0, 0.0, -jnp.inf))
+            numpyro.factor("y", log_prob)
+
+    potential = ModelPotential.of(inflated, (WORDS[0],), {}, 4)
+    z = potential.initial(random.key(0), potential.some_rows(), None)
+    assert jnp.isfinite(potential.estimate(z, potential.some_rows()))
+
+
+def _with(statement, marked=None):
+    marked = dist.Bernoulli(0.5) if marked is None else marked
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("N", len(y)) as rows:
+            k = numpyro.sample("k", marked, infer=PARALLEL)
+            numpyro.sample("y", dist.Normal(mu + jnp.reshape(k, (-1, rows.size))[0], 1), obs=y[rows])
+        statement(k)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (_with(lambda k: numpyro.factor("f", k.sum())), "'f' depends on 'k', which is to be summed out"),
+        (_with(lambda k: None, dist.Poisson(2.0)), "'k' has a Poisson law"),
+        (_with(lambda k: None, dist.Categorical(jnp.ones(5000) / 5000)), r"'k' has 5000\^1 values"),
+        (_with(lambda k: None, dist.Bernoulli(0.5).expand([12]).to_event(1)), r"'k' has 2\^12 values"),
+    ],
+)
+@pytest.mark.parametrize("size", [B, None])
+def test_refused(model, message, size):
+    with pytest.raises(ValueError, match=message):
+        ModelPotential.of(model, (Y,), {}, size)
+
+
+def test_linear_predictors_refuse():
+    kernel = SGLD(summed, step_size=0.01, batch_size=B, gradient=SAGA(per="linear"))
+    with pytest.raises(ValueError, match="linear"):
+        kernel.init(random.key(0), 0, None, (Y,), {})
+
+
+# -- drawn for each minibatch --------------------------------------------------------------------------------------
+
+EFFECTS = 0.5 + np.random.default_rng(1).normal(size=N) + np.random.default_rng(2).normal(size=N)
+
+
+def effects(y):
+    """y_i ~ N(u_i, 1), u_i ~ N(mu, 1): the posterior and the noise of mu's gradient are known."""
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", len(y)) as rows:
+        u = numpyro.sample("u", dist.Normal(mu, 1))
+        numpyro.sample("y", dist.Normal(u, 1), obs=y[rows])
+
+
+def exactly(rng_key, local_sites, global_sites, rows, y):
+    mean = (global_sites["mu"] + y[rows]) / 2
+    return {"u": mean + 0.5**0.5 * random.normal(rng_key, local_sites["u"].shape)}
+
+
+def gradients(local, model=effects, data=EFFECTS, mu=0.3, count=4000):
+    """dU / d mu by many minibatches, with the keys of the local draws independent."""
+    kernel = SGLD(model, step_size=0.01, batch_size=B, local=local)
+    potential = kernel._potential((jnp.asarray(data),), {})
+
+    def one(key):
+        key_rows, key_local = random.split(key)
+        rows = {"N": random.choice(key_rows, N, (B,), replace=False)}
+        return jax.grad(potential.estimate)({"mu": jnp.asarray(mu)}, rows, key_local)["mu"]
+
+    return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=100))(random.split(random.key(0), count)))
+
+
+@pytest.mark.parametrize(
+    "local",
+    [exactly, LocalHMC(step_size=0.5, num_steps=3, moves=5), LocalLangevin(step_size=0.8, moves=15)],
+    ids=["function", "HMC", "Langevin"],
+)
+def test_the_gradient_and_its_noise_are_those_of_the_conditional_law(local):
+    """Fisher's identity, and Var = rows + local draws: N^2/n (Var_i(y_i - mu) / 4 (1 - n/N) + 1/2)."""
+    found = gradients(local)
+    mean = 0.3 / 100 + np.sum(0.3 - EFFECTS) / 2
+    variance = N**2 / B * ((1 - B / N) * np.var(EFFECTS / 2, ddof=1) + 0.5)
+    error = np.sqrt(variance / len(found))
+    assert abs(found.mean() - mean) < 4.5 * error
+    assert found.var() == pytest.approx(variance, rel=4.5 * np.sqrt(2 / len(found)))
+
+
+def test_too_few_moves_are_seen():
+    """The planted fault of the test before: one tiny move from the prior is not the conditional law."""
+    found = gradients(LocalLangevin(step_size=0.01, moves=1))
+    mean = 0.3 / 100 + np.sum(0.3 - EFFECTS) / 2
+    assert abs(found.mean() - mean) > 10 * found.std() / np.sqrt(len(found))
+
+
+def bounded(y):
+    """u_i ~ Uniform(0, a): the support of a local site depends on a global one."""
+    a = numpyro.sample("mu", dist.LogNormal(1, 0.3))
+    with numpyro.plate("N", len(y)) as rows:
+        u = numpyro.sample("u", dist.Uniform(0, a))
+        numpyro.sample("y", dist.Normal(u, 0.5), obs=y[rows])
+
+
+def test_a_support_that_depends_on_a_global_site():
+    y, z = np.abs(EFFECTS), 1.2
+    a = np.exp(z)
+
+    def draw(rng_key, local_sites, global_sites, rows, y):
+        u = random.truncated_normal(rng_key, -2 * y[rows], 2 * (global_sites["mu"] - y[rows]))
+        return {"u": jnp.clip(y[rows] + 0.5 * u, 1e-4, global_sites["mu"] - 1e-4)}
+
+    def energy(z):
+        cdf = jax.scipy.stats.norm.cdf
+        mass = cdf(2 * (jnp.exp(z) - y)) - cdf(-2 * y)
+        return -dist.Normal(1, 0.3).log_prob(z) - jnp.sum(jnp.log(mass) - z)
+
+    found = gradients(draw, bounded, y, z)
+    assert abs(found.mean() - jax.grad(energy)(jnp.log(a))) < 4.5 * found.std() / np.sqrt(len(found))
+
+
+def units(y):
+    """Two binary units and a binary cause of theirs."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("N", len(y)) as rows:
+        cause = numpyro.sample("cause", dist.Bernoulli(0.3))
+        logits = mu + jnp.stack([cause, -1.0 * cause], -1)
+        h = numpyro.sample("h", dist.Bernoulli(logits=logits).to_event(1))
+        numpyro.sample("y", dist.Normal(h.sum(-1) * mu, 1), obs=y[rows])
+
+
+def test_gibbs_sweeps_draw_from_the_conditional_law():
+    """Against the exact gradient of the marginal; a single sweep from the prior is seen not to be enough."""
+
+    def energy(mu):
+        terms = []
+        for cause, a, b in itertools.product((0, 1), repeat=3):
+            prior = dist.Bernoulli(0.3).log_prob(cause)
+            prior += dist.Bernoulli(logits=mu + cause).log_prob(a) + dist.Bernoulli(logits=mu - cause).log_prob(b)
+            terms.append(prior + dist.Normal((a + b) * mu, 1).log_prob(EFFECTS))
+        return -dist.Normal(0, 1).log_prob(mu) - jax.scipy.special.logsumexp(jnp.stack(terms), 0).sum()
+
+    exact = jax.grad(energy)(2.0)
+    error = {}
+    for sweeps in (1, 20):
+        found = gradients(LocalGibbs(sweeps), units, EFFECTS, 2.0, 2000)
+        error[sweeps] = abs(found.mean() - exact) * np.sqrt(len(found)) / found.std()
+    assert error[20] < 4.5
+
+
+def test_a_posterior_through_mcmc():
+    """Tuned and not, the draws are of the global site alone, with the law of the marginal and its predicted width."""
+    y = np.tile(EFFECTS, 40)
+    kernel = SGHMC(effects, batch_size=60, local=exactly)
+    mcmc = MCMC(kernel, num_warmup=400, num_samples=500, num_chains=4, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(0), jnp.asarray(y))
+    mu = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"])
+    sd = (len(y) / 2 + 0.01) ** -0.5
+    assert mcmc.get_samples().keys() == {"mu"}
+    assert abs(mu.mean() - y.mean()) < 0.3 * sd
+    assert mu.std() / sd == pytest.approx(1, abs=0.12)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "LocalGibbs.. if it is discrete, local=LocalHMC"),
+        ({"local": exactly, "gradient": ControlVariate({"mu": 0.0})}, "ControlVariate.. has one gradient"),
+        ({"local": exactly, "gradient": SVRG()}, "SVRG.. keeps one draw"),
+        ({"local": exactly, "gradient": SAGA()}, "would remember the draws of local="),
+        ({"local": LocalGibbs()}, "'u' is continuous"),
+        ({"local": lambda key, local, *_: {}}, r"a value for each of the sites \['u'\]"),
+        ({"local": lambda key, local, *_: {"u": 0.0}}, r"'u' in shape \(\)"),
+        ({"local": exactly, "batch_size": None}, "give batch_size="),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SGLD(effects, step_size=0.01, **{"batch_size": B, **options}).init(random.key(0), 0, None, (EFFECTS,), {})
+
+
+def test_arguments_of_local():
+    with pytest.raises(ValueError, match="must be a function"):
+        SGLD(effects, step_size=0.01, batch_size=B, local=3)
+    with pytest.raises(ValueError, match="step_size=-1"):
+        LocalHMC(-1)
+    with pytest.raises(ValueError, match="'h' is discrete|'cause' is discrete"):
+        SGLD(units, step_size=0.01, batch_size=B, local=LocalHMC(0.1)).init(random.key(0), 0, None, (EFFECTS,), {})
+    with pytest.raises(ValueError, match="no latent site stands in"):
+        SGLD(marginal, step_size=0.01, batch_size=B, local=exactly).init(random.key(0), 0, None, (Y,), {})
