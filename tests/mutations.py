@@ -271,10 +271,10 @@ FAULTS = [
     Fault("sum: over all rows at once", "replay", "if k not in set(dims)", "if False", "test_local:is_the_marginal"),
     Fault("local: constrained values held fixed", "local", "return value, log_det.sum(tuple(range(-event_dim, 0)))",
           "return value, 0 * log_det.sum(tuple(range(-event_dim, 0)))", "test_local:support"),
-    Fault("local: gradient through the draws", "local", "values = jax.tree.map(lax.stop_gradient, draw(", "values = (draw(",
+    Fault("local: gradient through the draws", "local", "jax.tree.map(lax.stop_gradient, draw(", "(draw(",
           "test_local:noise_are_those"),
-    Fault("local HMC: everything accepted", "local_moves", "jnp.log(random.uniform(key_accept, change.shape)) < -change",
-          "change < jnp.inf", "test_local:noise_are_those"),
+    Fault("local HMC: everything accepted", "local_moves",
+          "jnp.log(random.uniform(key_accept, change.shape)) < -change", "change < jnp.inf", "test_local:noise_are_those"),
     Fault("local Gibbs: from the prior", "local_moves", "jax.vmap(at)(support)", "0 * jax.vmap(at)(support)",
           "test_local:sweeps"),
     # recipes
