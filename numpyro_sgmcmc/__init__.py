@@ -18,6 +18,8 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
 from numpyro_sgmcmc.gradients.svrg import SVRG
+from numpyro_sgmcmc.kernels.adaptive_sghmc import AdaptiveSGHMC
+from numpyro_sgmcmc.kernels.psgld import PSGLD
 from numpyro_sgmcmc.kernels.scir import SCIR
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MSGNHT",
+    "PSGLD",
     "SAGA",
     "SCIR",
     "SGHMC",
@@ -45,6 +48,7 @@ __all__ = [
     "SGRHMC",
     "SGRLD",
     "SVRG",
+    "AdaptiveSGHMC",
     "Constant",
     "ControlVariate",
     "Cyclical",

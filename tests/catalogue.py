@@ -11,6 +11,7 @@ from numpyro.infer import init_to_median
 
 from numpyro_sgmcmc import (
     MSGNHT,
+    PSGLD,
     SAGA,
     SCIR,
     SGHMC,
@@ -20,6 +21,7 @@ from numpyro_sgmcmc import (
     SGRHMC,
     SGRLD,
     SVRG,
+    AdaptiveSGHMC,
     ControlVariate,
     Cyclical,
     Energy,
@@ -80,6 +82,9 @@ CATALOGUE = [
     Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}),
     Cell(SGLD, models.logistic, (models.X, models.COUNTS), BATCH | {"skew": SKEW}),
     Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"skew": SKEW}),
+    # preconditioners of the warm-up
+    Cell(PSGLD, models.logistic, (models.X, models.COUNTS), BATCH | {"memory": 0.9}),
+    *(Cell(AdaptiveSGHMC, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("ABOBA", "BAOAB", "NOGIN")),
     # recipes
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": Recipe(D=models.metric), "integrator": "euler"}),
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": models.THERMOSTAT, "integrator": "euler"}),

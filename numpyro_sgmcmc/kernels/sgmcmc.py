@@ -34,7 +34,17 @@ from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.tuning.tuner import Tuner
-from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, Phase, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.types import (
+    Adaptive,
+    Checked,
+    Dynamics,
+    GradientEstimator,
+    Integrator,
+    Phase,
+    RowScheme,
+    Schedule,
+    Sites,
+)
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
@@ -238,6 +248,11 @@ class SGMCMC(MCMCKernel):
             rng_key, batched = rng_key[0], False
         potential = self._potential(model_args, model_kwargs)
         chain = self._chain_for(potential)
+        if isinstance(chain.dynamics, Adaptive) and num_warmup < 1:
+            raise ValueError(
+                f"num_warmup={num_warmup}: {type(self).__name__} estimates its preconditioner in the first half of the "
+                "warm-up. Give MCMC a num_warmup."
+            )
         if chain.tuned:
             check_not_mapped(rng_key)
             check_found_fits(self._known, potential.prototype)
