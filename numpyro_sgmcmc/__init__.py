@@ -22,6 +22,7 @@ from numpyro_sgmcmc.kernels.adaptive_sghmc import AdaptiveSGHMC
 from numpyro_sgmcmc.kernels.psgld import PSGLD
 from numpyro_sgmcmc.kernels.scir import SCIR
 from numpyro_sgmcmc.kernels.settings import settings
+from numpyro_sgmcmc.kernels.sg_barker import SGBarker
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
@@ -41,6 +42,7 @@ __all__ = [
     "PSGLD",
     "SAGA",
     "SCIR",
+    "SGBarker",
     "SGHMC",
     "SGLD",
     "SGMCMC",

@@ -32,6 +32,7 @@ from numpyro_sgmcmc import (
     Polynomial,
     Recipe,
     Reshuffled,
+    SGBarker,
     WithoutReplacement,
     WithReplacement,
 )
@@ -85,6 +86,10 @@ CATALOGUE = [
     # preconditioners of the warm-up
     Cell(PSGLD, models.logistic, (models.X, models.COUNTS), BATCH | {"memory": 0.9}),
     *(Cell(AdaptiveSGHMC, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("ABOBA", "BAOAB", "NOGIN")),
+    # jumps
+    Cell(
+        SGBarker, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}
+    ),
     # recipes
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": Recipe(D=models.metric), "integrator": "euler"}),
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": models.THERMOSTAT, "integrator": "euler"}),

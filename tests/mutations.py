@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 LAWS = (
+    "test_barker",
     "test_laws",
     "test_minibatch_laws",
     "test_nogin",
@@ -157,6 +158,15 @@ FAULTS = [
     Fault("preconditioner: no root", "preconditioned", "jnp.sqrt(v)), im)", "v), im)", "test_preconditioned:root"),
     Fault("preconditioner: mass of nobody", "preconditioned", "inverse_mass_matrix=own.inverse_mass",
           "inverse_mass_matrix=1.0", "test_preconditioned:frozen_step or summary"),
+    # jumps
+    Fault("Barker: not corrected", "barker", "variance * w * w, 1e-12", "0 * w, 1e-12", "test_barker"),
+    Fault("Barker: corrected half", "barker", "variance * w * w, 1e-12", "0.5 * variance * w * w, 1e-12",
+          "test_barker"),
+    Fault("Barker: steep", "barker", "norm.cdf(-g * w /", "norm.cdf(-1.05 * g * w /", "test_barker"),
+    Fault("Barker: one normal law", "barker", "SCALES = (0.928046, 0.588707, 0.36853)", "SCALES = 3 * (1 / 1.702,)",
+          "test_barker"),
+    Fault("Barker: long jumps", "barker", "2 * h * im / (1 + SPREAD**2)", "2.2 * h * im", "test_barker"),
+    Fault("Barker: mass", "barker", "2 * h * im / (1", "2 * h / (1", "test_barker:mass"),
     # the words
     Fault("a letter gets all of h", "splitting", "h / self.word.count(letter)", "h", f"test_laws {SOME}"),
     Fault("a stale gradient", "splitting", "fresh = fresh and not flow.moves", "pass",

@@ -106,7 +106,7 @@ def predicted(
     :return: None for an integrator that is not a word, for noise that is not normal, and with a ``skew``, which couples
         the modes.
     """
-    word = kernel.integrator
+    word: Any = kernel.integrator
     if not hasattr(word, "word") or any(word.flows[letter].needs_key for letter in word.word):
         return None
     one = states_of(kernel, state)[0]
