@@ -78,6 +78,7 @@ CATALOGUE = [
     Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Polynomial(1e-2, 1.0, 0.5)}),
     Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Piecewise((3, 9), (1e-2, 1e-3, 1e-4))}),
     Cell(SGHMC, *GAUSSIAN, BATCH | {"step_size": Cyclical(1e-2, 5), "integrator": "OBABO"}),
+    Cell(SGHMC, *GAUSSIAN, BATCH | {"step_size": Cyclical(1e-2, 5, exploration=0.4)}),
     # the other options
     Cell(SGHMC, *GAUSSIAN, BATCH | {"friction": 0.0, "steps_per_sample": 1}),
     Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}),

@@ -158,6 +158,15 @@ FAULTS = [
     Fault("preconditioner: no root", "preconditioned", "jnp.sqrt(v)), im)", "v), im)", "test_preconditioned:root"),
     Fault("preconditioner: mass of nobody", "preconditioned", "inverse_mass_matrix=own.inverse_mass",
           "inverse_mass_matrix=1.0", "test_preconditioned:frozen_step or summary"),
+    # cycles
+    Fault("cycles: noise while exploring", "splitting", "jnp.where(quiet, 0, n)", "jnp.where(quiet, 0.05 * n, n)",
+          "test_cyclical"),
+    Fault("cycles: quiet for ever", "chain", "schedule.explores(schedule_index", "0 <= (schedule_index",
+          "test_cyclical"),
+    Fault("cycles: tags a step late", "schedules", "np.asarray(i, np.int64) - 1", "np.asarray(i, np.int64)",
+          "test_cyclical"),
+    Fault("cycles: explored draws count", "weights", ".reshape(h.shape) < 0", ".reshape(h.shape) < -1",
+          "test_cyclical"),
     # jumps
     Fault("Barker: not corrected", "barker", "variance * w * w, 1e-12", "0 * w, 1e-12", "test_barker"),
     Fault("Barker: corrected half", "barker", "variance * w * w, 1e-12", "0.5 * variance * w * w, 1e-12",
@@ -166,7 +175,7 @@ FAULTS = [
     Fault("Barker: one normal law", "barker", "SCALES = (0.928046, 0.588707, 0.36853)", "SCALES = 3 * (1 / 1.702,)",
           "test_barker"),
     Fault("Barker: long jumps", "barker", "2 * h * im / (1 + SPREAD**2)", "2.2 * h * im", "test_barker"),
-    Fault("Barker: mass", "barker", "2 * h * im / (1", "2 * h / (1", "test_barker:mass"),
+    Fault("Barker: mass", "barker", "2 * h * im / (1", "2 * h / (1", "test_barker:jump_is"),
     # the words
     Fault("a letter gets all of h", "splitting", "h / self.word.count(letter)", "h", f"test_laws {SOME}"),
     Fault("a stale gradient", "splitting", "fresh = fresh and not flow.moves", "pass",

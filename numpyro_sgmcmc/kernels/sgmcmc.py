@@ -48,6 +48,7 @@ from numpyro_sgmcmc.types import (
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
+    check_can_be_quiet,
     check_center,
     check_energies,
     check_found_fits,
@@ -138,6 +139,8 @@ class SGMCMC(MCMCKernel):
         schedule = as_schedule(1.0 if step_size is None else step_size)
         if getattr(schedule, "relative", False):
             step_size = None
+        if getattr(schedule, "exploration", 0):
+            check_can_be_quiet(dynamics, integrator)
         if gradient is None:
             gradient = Minibatch() if step_size is not None else ControlVariate()
         if rows is None:
