@@ -34,6 +34,7 @@ from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
+from numpyro_sgmcmc.tuning.warm_start import warm_start
 
 __version__ = "0.1.0"
 
@@ -82,6 +83,7 @@ __all__ = [
     "step_halving",
     "summary",
     "to_arviz",
+    "warm_start",
     "weighted_summary",
     "weights",
 ]

@@ -158,6 +158,13 @@ FAULTS = [
     Fault("preconditioner: no root", "preconditioned", "jnp.sqrt(v)), im)", "v), im)", "test_preconditioned:root"),
     Fault("preconditioner: mass of nobody", "preconditioned", "inverse_mass_matrix=own.inverse_mass",
           "inverse_mass_matrix=1.0", "test_preconditioned:frozen_step or summary"),
+    # starts of ensembles
+    Fault("warm_start: trains on all rows", "warm_start", "rows = {name: trained[name][r] if name in trained else r",
+          "rows = {name: r", "test_warm_start:not_seen"),
+    Fault("warm_start: the last weights", "warm_start", "better = energy < lowest", "better = energy < energy + 1",
+          "test_warm_start:early"),
+    Fault("warm_start: one for all", "warm_start", "keys = [random.split(key, members) for key in keys]",
+          "keys = [jnp.stack(members * [random.key_data(key)]) for key in keys]", "test_warm_start:differ"),
     # cycles
     Fault("cycles: noise while exploring", "splitting", "jnp.where(quiet, 0, n)", "jnp.where(quiet, 0.05 * n, n)",
           "test_cyclical"),
