@@ -6,6 +6,7 @@ from numpyro_sgmcmc.diagnostics.coupling import couple
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
 from numpyro_sgmcmc.diagnostics.halving import step_halving
 from numpyro_sgmcmc.diagnostics.linearity import score_linearity
+from numpyro_sgmcmc.diagnostics.predict import Predictions, predict
 from numpyro_sgmcmc.diagnostics.stein import kernel_stein_discrepancy
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.to_arviz import to_arviz
@@ -64,6 +65,7 @@ __all__ = [
     "Natural",
     "Piecewise",
     "Polynomial",
+    "Predictions",
     "Recipe",
     "Reshuffled",
     "SGMCMCState",
@@ -76,6 +78,7 @@ __all__ = [
     "find_mode",
     "gradient_noise",
     "kernel_stein_discrepancy",
+    "predict",
     "resample",
     "score_linearity",
     "settings",

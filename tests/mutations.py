@@ -158,6 +158,15 @@ FAULTS = [
     Fault("preconditioner: no root", "preconditioned", "jnp.sqrt(v)), im)", "v), im)", "test_preconditioned:root"),
     Fault("preconditioner: mass of nobody", "preconditioned", "inverse_mass_matrix=own.inverse_mass",
           "inverse_mass_matrix=1.0", "test_preconditioned:frozen_step or summary"),
+    # predictions
+    Fault("predict: mean of the logs", "predicted_sites", "jax.tree.map(jnp.logaddexp, sums[1], log)",
+          "jax.tree.map(jnp.maximum, sums[1], log)", "test_predict"),
+    Fault("predict: unweighted", "predict", "count * weights(draws) if ours else", "np.ones(count) if ours else",
+          "test_predict:weight"),
+    Fault("predict: rows that fill up", "predicted_sites", "np.take(x, np.arange(length), axes[name])", "x",
+          "test_predict:all_draws"),
+    Fault("predict: turns count alike", "predict", "share = a.count / total, b.count / total", "share = 0.5, 0.5",
+          "test_predict:turn"),
     # starts of ensembles
     Fault("warm_start: trains on all rows", "warm_start", "rows = {name: trained[name][r] if name in trained else r",
           "rows = {name: r", "test_warm_start:not_seen"),
