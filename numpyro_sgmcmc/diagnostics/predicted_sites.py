@@ -21,7 +21,7 @@ class PredictedSites:
 
     def __init__(self, model: Any, values: Mapping[str, jax.Array], args: tuple, kwargs: Mapping[str, Any]):
         self.model = model
-        self.evaluate = on_data(self._sums, args, kwargs)
+        self.sums = on_data(self._sums, args, kwargs)  # of latents, rows and weights
         self.latents: tuple[str, ...] = ()
         self.axes: dict[str, dict[str, int]] = {"mean": {}, "log": {}}
         self.plate, self.size, self.length = "", 0, 0
@@ -65,20 +65,15 @@ class PredictedSites:
         parts = [numbers[first : first + length] for first in range(0, self.size, length)]
         return [({self.plate: jnp.asarray(np.resize(part, length))}, len(part)) for part in parts]
 
-    def sums(self, values: dict, rows: dict, weight: jax.Array) -> tuple[dict, dict]:
-        """Weighted sum of the means, and log of that of the densities."""
-        return self.evaluate(values, rows, weight)
-
     def _sums(self, args, kwargs, values, rows, weight):
+        """Weighted sum of the means, and log of that of the densities."""
+
         def add(sums, draw):
             number, value, w = draw
             mean, log = self._of_one(value, rows, args, kwargs, random.fold_in(random.key(0), number))
             mean = {name: sums[0][name] + jnp.where(w > 0, w * x, 0) for name, x in mean.items()}
-            log = {
-                name: jnp.logaddexp(sums[1][name], jnp.where(w > 0, x + jnp.log(w), -jnp.inf))
-                for name, x in log.items()
-            }
-            return (mean, log), None
+            log = {name: jnp.where(w > 0, x + jnp.log(w), -jnp.inf) for name, x in log.items()}
+            return (mean, jax.tree.map(jnp.logaddexp, sums[1], log)), None
 
         one = jax.tree.map(lambda x: x[0], values)
         shapes = jax.eval_shape(lambda: self._of_one(one, rows, args, kwargs, random.key(0)))
