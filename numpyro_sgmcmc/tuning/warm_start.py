@@ -91,7 +91,7 @@ def warm_start(
         ...     with numpyro.plate("N", len(x)) as rows:
         ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
         >>> x = 3 + random.normal(random.key(0), (1000,))
-        >>> options = {"batch_size": 100, "num_steps": 5000, "progress_bar": False}
+        >>> options = {"batch_size": 100, "progress_bar": False}
         >>> starts = warm_start(model, random.key(1), x, members=4, **options)
         >>> starts["mu"].shape, bool(abs(starts["mu"] - x.mean()).max() < 0.05)
         ((4,), True)
