@@ -73,6 +73,14 @@ def test_without_the_number_of_the_step_there_are_no_weights():
         weights(mcmc)
 
 
+def test_a_run_that_only_explores_has_no_weights():
+    kernel = SGLD(models.gaussian, step_size=Cyclical(1e-3, 100, exploration=0.5), batch_size=6)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=30, progress_bar=False)
+    mcmc.run(random.key(0), models.ROWS, extra_fields=("i",))
+    with pytest.raises(ValueError, match="all of the draws are from the exploration of a cycle"):
+        weights(mcmc)
+
+
 @pytest.mark.parametrize("make", [MSGNHT, SGBarker])
 def test_other_noise_cannot_be_left_out(make):
     with pytest.raises(ValueError, match=r"Cyclical\(exploration=...\) leaves out the normal noise of SGLD and SGHMC"):

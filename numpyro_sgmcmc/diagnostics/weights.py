@@ -35,7 +35,8 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         ``mcmc.get_samples()``.
     :return: numbers with sum 1.
     :raises TypeError: ``mcmc`` is not an :class:`~numpyro.infer.MCMC`.
-    :raises ValueError: the run has kept no step sizes, or not the numbers of the steps where cycles explore.
+    :raises ValueError: the run has kept no step sizes, or where cycles explore not the numbers of the steps, or no
+        other draws.
 
     **Example**
 
@@ -75,6 +76,8 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
                 "mcmc.run(..., extra_fields=('i',))."
             )
         h = np.where(schedule.cycle_of(fields["i"]).reshape(h.shape) < 0, 0.0, h)
+        if not h.any():
+            raise ValueError("all of the draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
     w = h / h.sum()
     return w if group_by_chain else w.reshape(-1)
 
