@@ -17,13 +17,14 @@ the end of training, rather than to train on? All methods see the same number of
 #
 # What is asserted
 # ----------------
-# Of the simulated data, which the program makes without ``--data``: each sampler that is not bound to tiny steps by the
-# noise of the gradient (SGHMC, with and without cycles, and adaptive SGHMC) predicts better than a single member that
-# was trained for as long as the ensemble. Nothing is asserted against the deep ensemble, which is a strong competitor:
-# the samplers end level with it, some a little above and some below. First-order samplers (PSGLD, SG-Barker) move
-# little in so few steps and stay near their starts.
+# Of the simulated data, which the program makes without ``--data``: SGHMC, with and without cycles, and adaptive SGHMC
+# predict better than a single member that was trained for as long as the ensemble. Nothing is asserted against the deep
+# ensemble: it depends on the data and on the optimizer, here Adam as it comes. With the simulated data these samplers
+# have a log density of -0.03 to -0.05 and the deep ensemble -0.19 (``--seed 0``); on one split of airfoil, with batches
+# of 100 rows, SGHMC had -0.40, adaptive SGHMC -0.40, cyclical SGHMC -0.36 and the deep ensemble -0.39, which is level.
+# First-order samplers (PSGLD, SG-Barker) move little in so few steps and stay near their starts: SG-Barker, whose jumps
+# the noisiest coordinate limits, gains next to nothing.
 
-import datasets
 from gallery import expect_refusals, parsed, parser, save, shown
 import jax
 from jax import random
@@ -66,9 +67,7 @@ def samplers(steps, draws):
     cycles = Cyclical(4e-3, draws // 2 * steps, exploration=0.4)
     return {
         "SGHMC": SGHMC(model, step_size=2e-3, friction=20.0, **common),
-        "cyclical SGHMC": SGHMC(
-            model, step_size=Cyclical(4e-3, draws // 2 * steps, exploration=0.4), friction=20.0, **common
-        ),
+        "cyclical SGHMC": SGHMC(model, step_size=cycles, friction=20.0, **common),
         "adaptive SGHMC": AdaptiveSGHMC(model, step_size=1e-2, friction=5.0, **common),
         "PSGLD": PSGLD(model, step_size=1e-3, **common),
         "SG-Barker": SGBarker(model, step_size=1e-5, **common),
