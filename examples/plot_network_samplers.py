@@ -25,6 +25,7 @@ the end of training, rather than to train on? All methods see the same number of
 # First-order samplers (PSGLD, SG-Barker) move little in so few steps and stay near their starts: SG-Barker, whose jumps
 # the noisiest coordinate limits, gains next to nothing.
 
+import datasets
 from gallery import expect_refusals, parsed, parser, save, shown
 import jax
 from jax import random
