@@ -181,7 +181,7 @@ def _split(rng_key: jax.Array, share: float, potential: ModelPotential) -> tuple
     if not share:
         return {}, {}
     ((name, plate),) = potential.plates.items()
-    order = random.permutation(rng_key, plate.size).astype(jnp.int32)
+    order = Reshuffled()(rng_key, jnp.zeros((), jnp.uint32), plate.size, plate.size)  # an epoch in one batch
     count = max(1, round(share * plate.size))
     return {name: order[count:]}, {name: order[:count]}
 
