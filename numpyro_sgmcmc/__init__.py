@@ -6,6 +6,7 @@ from numpyro_sgmcmc.diagnostics.coupling import couple
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
 from numpyro_sgmcmc.diagnostics.halving import step_halving
 from numpyro_sgmcmc.diagnostics.linearity import score_linearity
+from numpyro_sgmcmc.diagnostics.predict import Predictions, predict
 from numpyro_sgmcmc.diagnostics.stein import kernel_stein_discrepancy
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.to_arviz import to_arviz
@@ -18,8 +19,11 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
 from numpyro_sgmcmc.gradients.svrg import SVRG
+from numpyro_sgmcmc.kernels.adaptive_sghmc import AdaptiveSGHMC
+from numpyro_sgmcmc.kernels.psgld import PSGLD
 from numpyro_sgmcmc.kernels.scir import SCIR
 from numpyro_sgmcmc.kernels.settings import settings
+from numpyro_sgmcmc.kernels.sg_barker import SGBarker
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
@@ -32,13 +36,16 @@ from numpyro_sgmcmc.model.local_moves import LocalGibbs, LocalHMC, LocalLangevin
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
+from numpyro_sgmcmc.tuning.warm_start import warm_start
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MSGNHT",
+    "PSGLD",
     "SAGA",
     "SCIR",
+    "SGBarker",
     "SGHMC",
     "SGLD",
     "SGMCMC",
@@ -46,6 +53,7 @@ __all__ = [
     "SGRHMC",
     "SGRLD",
     "SVRG",
+    "AdaptiveSGHMC",
     "Constant",
     "ControlVariate",
     "Cyclical",
@@ -61,6 +69,7 @@ __all__ = [
     "Natural",
     "Piecewise",
     "Polynomial",
+    "Predictions",
     "Recipe",
     "Reshuffled",
     "SGMCMCState",
@@ -73,6 +82,7 @@ __all__ = [
     "find_mode",
     "gradient_noise",
     "kernel_stein_discrepancy",
+    "predict",
     "resample",
     "score_linearity",
     "settings",
@@ -80,6 +90,7 @@ __all__ = [
     "step_halving",
     "summary",
     "to_arviz",
+    "warm_start",
     "weighted_summary",
     "weights",
 ]

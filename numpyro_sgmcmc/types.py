@@ -257,6 +257,10 @@ class Dynamics(Protocol):
         """The phase whose flows reckon with white gradient noise of this variance, if they need to know it."""
         return phase._replace(auxiliary=variance)
 
+    def reckoning(self, phase: Phase, factor: float) -> Phase:
+        """The phase whose flows reckon with so many times the variance that they know."""
+        return phase._replace(auxiliary=jax.tree.map(lambda s2: factor * s2, phase.auxiliary))
+
     def reverse(self, phase: Phase, scale: Any) -> Phase:
         """The phase with its momentum times ``-scale``."""
         return phase._replace(momentum=jax.tree.map(lambda p: -scale * p, phase.momentum))
@@ -269,6 +273,10 @@ class Dynamics(Protocol):
     def noise_like(self, phase: Phase) -> Any:
         """What the noise of a step is like, where letters share it."""
         return phase.z
+
+    def settled(self, phase: Phase) -> tuple["Dynamics", Phase]:
+        """The dynamics at this phase with all that it has adapted for constants, and its phase."""
+        return self, phase
 
     def bind(self, potential: Potential) -> "Dynamics":
         """The dynamics for a potential, where a function of the model, its Fisher information say, is part of it."""

@@ -11,6 +11,7 @@ from numpyro.infer import init_to_median
 
 from numpyro_sgmcmc import (
     MSGNHT,
+    PSGLD,
     SAGA,
     SCIR,
     SGHMC,
@@ -20,6 +21,7 @@ from numpyro_sgmcmc import (
     SGRHMC,
     SGRLD,
     SVRG,
+    AdaptiveSGHMC,
     ControlVariate,
     Cyclical,
     Energy,
@@ -30,6 +32,7 @@ from numpyro_sgmcmc import (
     Polynomial,
     Recipe,
     Reshuffled,
+    SGBarker,
     WithoutReplacement,
     WithReplacement,
 )
@@ -75,11 +78,19 @@ CATALOGUE = [
     Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Polynomial(1e-2, 1.0, 0.5)}),
     Cell(SGLD, *GAUSSIAN, BATCH | {"step_size": Piecewise((3, 9), (1e-2, 1e-3, 1e-4))}),
     Cell(SGHMC, *GAUSSIAN, BATCH | {"step_size": Cyclical(1e-2, 5), "integrator": "OBABO"}),
+    Cell(SGHMC, *GAUSSIAN, BATCH | {"step_size": Cyclical(1e-2, 5, exploration=0.4)}),
     # the other options
     Cell(SGHMC, *GAUSSIAN, BATCH | {"friction": 0.0, "steps_per_sample": 1}),
     Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}),
     Cell(SGLD, models.logistic, (models.X, models.COUNTS), BATCH | {"skew": SKEW}),
     Cell(SGHMC, models.logistic, (models.X, models.COUNTS), BATCH | {"skew": SKEW}),
+    # preconditioners of the warm-up
+    Cell(PSGLD, models.logistic, (models.X, models.COUNTS), BATCH | {"memory": 0.9}),
+    *(Cell(AdaptiveSGHMC, *GAUSSIAN, BATCH | {"integrator": w}) for w in ("ABOBA", "BAOAB", "NOGIN")),
+    # jumps
+    Cell(
+        SGBarker, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}
+    ),
     # recipes
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": Recipe(D=models.metric), "integrator": "euler"}),
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": models.THERMOSTAT, "integrator": "euler"}),

@@ -65,7 +65,7 @@ def test_many_chains_and_pickles(cell):
     pickle computes the same.
     """
     kernel = cell.make()
-    state = jax.eval_shape(lambda keys: kernel.init(keys, 0, None, cell.args, {}), random.split(random.key(3), 2))
+    state = jax.eval_shape(lambda keys: kernel.init(keys, 3, None, cell.args, {}), random.split(random.key(3), 2))
 
     def program(kernel):
         return jax.make_jaxpr(lambda state: kernel.sample(state, cell.args, {}), return_shape=True)(state)

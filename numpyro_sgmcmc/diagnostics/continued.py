@@ -54,7 +54,7 @@ def altered(
 
     def of(state):
         if kernel.integrator.needs_variance:
-            state = state._replace(auxiliary=jax.tree.map(lambda v: v * less, state.auxiliary))
+            state = state.at(kernel.dynamics.reckoning(state.phase, less))
         if not kernel._chain.tuned:
             return state
         tuning = state.tuning

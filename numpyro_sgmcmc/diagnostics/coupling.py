@@ -179,7 +179,7 @@ def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, g
     changed = []
     for state, gradient_state in zip(states, gradient_states):
         if kernel.integrator.needs_variance:
-            state = state._replace(auxiliary=jax.tree.map(jnp.zeros_like, state.auxiliary))
+            state = state.at(kernel.dynamics.reckoning(state.phase, 0.0))
         changed.append(state._replace(gradient_state=gradient_state))
     return partner, changed
 

@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
-from numpyro_sgmcmc.kernels.run_checks import STUCK
+from numpyro_sgmcmc.kernels.run_checks import STUCK, known_temperatures
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
@@ -60,7 +60,7 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
 def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, names: list[str]) -> dict[str, Line]:
     monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
     lines = {"refused": _refused(mcmc, monitor, z)}
-    T = np.asarray(monitor.temperature, float)
+    T = known_temperatures(monitor)
     if not np.isnan(T).all():
         lines["kinetic_temperature"] = temperature_line("kinetic temperature", T)
     if isinstance(kernel.dynamics, Thermostatted):

@@ -103,12 +103,17 @@ def predicted(
     :param gradients: at the draws, shape ``(chains, draws, d)``.
     :param pairs: see :func:`gradient_pairs`.
     :param epoch: batches of an epoch of reshuffled rows; 1: independent batches.
-    :return: None for an integrator that is not a word, and with a ``skew``, which couples the modes.
+    :return: None for an integrator that is not a word, for noise that is not normal, and with a ``skew``, which couples
+        the modes.
     """
-    if not hasattr(kernel.integrator, "word") or getattr(kernel.dynamics, "skew", None) is not None:
+    word: Any = kernel.integrator
+    if not hasattr(word, "word") or any(word.flows[letter].needs_key for letter in word.word):
         return None
     one = states_of(kernel, state)[0]
-    L = _scale(kernel, one, draws)
+    dynamics, phase = kernel.dynamics.settled(one.phase)
+    if getattr(dynamics, "skew", None) is not None:
+        return None
+    L = _scale(kernel, dynamics, one, draws)
     dense = L.ndim == 2
     into = (lambda g: g @ L) if dense else (lambda g: g * L)
     away = draws.flat - draws.flat.mean(0)
@@ -119,16 +124,16 @@ def predicted(
     s2 = (in_modes(e) ** 2).mean(0)
     h = float(np.asarray(one.step_size))
     known = None
-    if kernel.integrator.needs_variance:
-        leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(one.auxiliary)])
+    if word.needs_variance:
+        leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(phase.auxiliary)])
         known = leaves if kernel._chain.tuned else leaves * L**2
         known = known if modes is None else known @ modes**2
-    word, zero = kernel.integrator, np.zeros_like(s2)
-    thermostat = _balance(kernel.dynamics, h, s2)
-    exact = {"known": zero if known is not None else None, "thermostat": _balance(kernel.dynamics, h, zero)}
-    alone = linear_law(kernel.dynamics, word, h, curvature, zero, **exact)
-    longer = linear_law(kernel.dynamics, word, LONGER * h, curvature, zero, **exact)
-    law = linear_law(kernel.dynamics, word, h, curvature, s2, known=known, thermostat=thermostat, epoch=epoch)
+    zero = np.zeros_like(s2)
+    thermostat = _balance(dynamics, h, s2)
+    exact = {"known": zero if known is not None else None, "thermostat": _balance(dynamics, h, zero)}
+    alone = linear_law(dynamics, word, h, curvature, zero, **exact)
+    longer = linear_law(dynamics, word, LONGER * h, curvature, zero, **exact)
+    law = linear_law(dynamics, word, h, curvature, s2, known=known, thermostat=thermostat, epoch=epoch)
     total = law.step + law.noise
     stable = 2 if longer.radius.max() < 1 else 1 if alone.radius.max() < 1 else 0
     by_z = _in_z(L, modes, curvature)
@@ -154,11 +159,11 @@ def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
     return np.asarray(unit.balanced(unit.init(0 * heat, 0 * heat), jnp.asarray(h), heat).thermostat)
 
 
-def _scale(kernel: SGMCMC, state: SGMCMCState, draws: Draws) -> np.ndarray:
+def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> np.ndarray:
     """L of z = c + L y, where y moves with unit mass: a matrix or a diagonal."""
     if kernel._chain.tuned:
         return np.asarray(state.tuning.coordinates.scale, float)
-    mass = getattr(kernel.dynamics, "inverse_mass_matrix", 1.0)
+    mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if not isinstance(mass, Mapping):
         return np.full(draws.z.shape[-1], math.sqrt(float(mass)))
     full = {name: np.broadcast_to(np.asarray(mass[name], float), np.shape(x)) for name, x in state.z.items()}

@@ -11,6 +11,8 @@ With :math:`h_l \propto l^{-\alpha}` and an integrator of order K the bias of th
 the chain's time less evenly, so its variance is larger by a constant factor.
 """
 
+from typing import Any
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -25,14 +27,16 @@ QUANTILES = {"5%": 0.05, "50%": 0.5, "95%": 0.95}
 
 def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
     """
-    Normalised step-size weights of the kept draws. The weight of a draw is the step size of its last inner step.
+    Normalised step-size weights of the kept draws. The weight of a draw is the step size of its last inner step, and 0
+    for a draw from the exploration of a :class:`~numpyro_sgmcmc.Cyclical`.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run one of our kernels.
     :param bool group_by_chain: shape ``(chains, draws)`` in place of ``(chains * draws,)``, the order of
         ``mcmc.get_samples()``.
-    :return: positive numbers with sum 1.
+    :return: numbers with sum 1.
     :raises TypeError: ``mcmc`` is not an :class:`~numpyro.infer.MCMC`.
-    :raises ValueError: the run has kept no step sizes.
+    :raises ValueError: the run has kept no step sizes, or where cycles explore not the numbers of the steps, or no
+        other draws.
 
     **Example**
 
@@ -64,6 +68,16 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         raise ValueError("the run has kept no field 'step_size': weights are for the kernels of numpyro_sgmcmc.")
     h = np.asarray(fields["step_size"], float)
     h = h.reshape(mcmc.num_chains, -1)
+    schedule: Any = getattr(mcmc.sampler, "schedule", None)
+    if getattr(schedule, "exploration", 0):
+        if "i" not in fields:
+            raise ValueError(
+                "the draws of the exploration of each cycle are told by their step: keep it, "
+                "mcmc.run(..., extra_fields=('i',))."
+            )
+        h = np.where(schedule.cycle_of(fields["i"]).reshape(h.shape) < 0, 0.0, h)
+        if not h.any():
+            raise ValueError("all of the draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
     w = h / h.sum()
     return w if group_by_chain else w.reshape(-1)
 

@@ -190,6 +190,10 @@ class Recipe(Dynamics):
     def informed(self, phase: Phase, variance: Any) -> Phase:
         return phase._replace(auxiliary=Measured(phase.auxiliary, variance))
 
+    def reckoning(self, phase: Phase, factor: float) -> Phase:
+        variance = jax.tree.map(lambda s2: factor * s2, phase.auxiliary.variance)
+        return phase._replace(auxiliary=phase.auxiliary._replace(variance=variance))
+
     def noise_like(self, phase: Phase) -> Any:
         # the momentum first: its noise is then that of SGHMC by the same key
         _, phase = self._variables(phase)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from numpyro_sgmcmc.dynamics import nose_hoover, underdamped
 from numpyro_sgmcmc.types import Dynamics, Evaluation, Flow, Phase, Sites
@@ -120,6 +121,7 @@ class Splitting:
         h: jax.Array,
         gradient_fn: Callable[[Sites], Evaluation],
         rng_key: jax.Array,
+        quiet: Any = None,
     ) -> tuple[Phase, Any, tuple[Evaluation, ...]]:
         """
         One step.
@@ -128,13 +130,19 @@ class Splitting:
         :param h: step size, shape ``()``.
         :param gradient_fn: position -> :class:`~numpyro_sgmcmc.types.Evaluation`.
         :param rng_key: key of the step's noise.
+        :param quiet: whether the step goes without noise, shape ``()``; None: it does not.
         :return: the new phase, the gradient to carry (or ``()``), and the evaluations that were made.
         """
         used = [self.flows[letter] for letter in self.word]
         shared = any(flow.shares_noise for flow in used)
         draws = shared + sum((flow.needs_noise or flow.needs_key) and not flow.shares_noise for flow in used)
         keys = iter([rng_key] if draws == 1 else jax.random.split(rng_key, draws))
-        of_step = noise.normal_like(next(keys), dynamics.noise_like(phase)) if shared else ()
+
+        def normal(like):
+            drawn = noise.normal_like(next(keys), like)
+            return drawn if quiet is None else jax.tree.map(lambda n: jnp.where(quiet, 0, n), drawn)
+
+        of_step = normal(dynamics.noise_like(phase)) if shared else ()
         fresh, evaluations = self.carries_gradient, []
         for letter in self.word:
             flow, inputs = self.flows[letter], []
@@ -146,7 +154,7 @@ class Splitting:
             if flow.shares_noise:
                 inputs.append(of_step)
             elif flow.needs_noise:
-                inputs.append(noise.normal_like(next(keys), phase.z))
+                inputs.append(normal(phase.z))
             elif flow.needs_key:
                 inputs.append(next(keys))
             phase = getattr(dynamics, letter)(phase, h / self.word.count(letter), *inputs)

@@ -191,7 +191,8 @@ class Chain:
             return self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
 
         old, at = state.phase, to_gradient(gradient_fn)
-        new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise)
+        quiet = self._quiet(state.i, marks.wraps)
+        new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
         last = evaluations[-1]  # a position must have moved since the step before, so there is one
         if isinstance(self.dynamics, Adaptive):
             new = self.dynamics.adapt(new, last.gradient, state.i, marks.num_warmup)
@@ -248,9 +249,11 @@ class Chain:
                 refused=jnp.where(inside, state.refused, jnp.maximum(state.refused, before.refused) + 1),
             )
         position, _ = self._in_coordinates(potential, state)
-        return state._replace(
-            z=position, temperature=self.dynamics.temperature(state.phase), rng_key=next_key(before.rng_key)
-        )
+        temperature = self.dynamics.temperature(state.phase)
+        if not isinstance(temperature, tuple):
+            for quiet in self._quiet(state.i - 1, Marks.of(state.marks).wraps).values():
+                temperature = jnp.where(quiet, jnp.nan, temperature)
+        return state._replace(z=position, temperature=temperature, rng_key=next_key(before.rng_key))
 
     def _back(self, state: SGMCMCState) -> Phase:
         """The phase after a refusal: the last position of finite energy, and the momentum reversed."""
@@ -280,6 +283,13 @@ class Chain:
             return tuning.step_size
         after = jnp.maximum(tuning.transition - 1 - tuning.num_warmup, 0).astype(tuning.step_size.dtype)
         return tuning.step_size * self.schedule(after * tuning.num_steps).astype(tuning.step_size.dtype)
+
+    def _quiet(self, i: jax.Array, wraps: jax.Array) -> dict[str, jax.Array]:
+        """Whether step i goes without noise, for schedules that know such steps."""
+        if not getattr(self.schedule, "exploration", 0):
+            return {}
+        schedule: Any = self.schedule
+        return {"quiet": schedule.explores(schedule_index(schedule, i, wraps))}
 
     def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""

@@ -38,7 +38,7 @@ class Monitor(NamedTuple):
 
     - **chain** - the number of the chain in a state of several, else 0; ``()`` once a run has ended.
     - **refused** - steps refused in a row.
-    - **temperature** - kinetic temperature; NaN without a momentum.
+    - **temperature** - kinetic temperature; NaN without a momentum, and after a step without noise.
     - **step_size** - that of the last step.
     - **data_changed** - whether the data are not those that the chain was started with.
     - **energy** - estimate of U where the gradient was last evaluated.
@@ -85,7 +85,7 @@ def report(monitor: Monitor) -> None:
             f"the finite numbers or the support; the step size is {h:.3g}. A refused step leaves the chain where it "
             "is. Use a smaller step_size, or look for data that are not finite."
         )
-    T = _off_temperature(monitor.temperature, np.delete(np.arange(len(refused)), stuck))
+    T = _off_temperature(known_temperatures(monitor), np.delete(np.arange(len(refused)), stuck))
     if T:
         why = (
             "the step size is beyond its stability limit, the minibatches are noisier than the friction can take up, "
@@ -159,8 +159,8 @@ def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -
 def _report_doubts(monitor: Monitor, h: float) -> None:
     """One warning of what no right run shows, the most certain first, with the argument to change."""
     doubts = []
-    T = np.asarray(monitor.temperature, float)
-    if not np.isnan(T).all() and T.shape[1] >= 4 and abs(T.mean() - 1) - CERTAIN * _standard_error(T) > OFF:
+    T = known_temperatures(monitor)
+    if T.shape[1] >= 4 and abs(T.mean() - 1) - CERTAIN * _standard_error(T) > OFF:
         doubts.append(
             f"the kinetic temperature is {T.mean():.2f} +- {_standard_error(T):.2f}, where 1 is right. "
             + (
@@ -225,11 +225,9 @@ def _chains(stuck: np.ndarray, refused: np.ndarray) -> str:
     return f"{len(stuck)} of {len(refused)} chains ({', '.join(map(str, stuck[:8]))}{', ...' * (len(stuck) > 8)}) have"
 
 
-def _off_temperature(temperature: Any, chains: np.ndarray) -> float:
+def _off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
     """The mean temperature if it is certainly too high or too low, else 0."""
-    if not chains.size or np.isnan(temperature).all():
-        return 0.0
-    T = np.asarray(temperature, float)[chains]
+    T = temperature[chains]
     if T.size >= 4 and T.min() > BLATANT:
         return float(np.median(T))
     if T.shape[1] < 4:
@@ -240,6 +238,12 @@ def _off_temperature(temperature: Any, chains: np.ndarray) -> float:
     if log_T.mean() - CERTAIN * _standard_error(log_T) > np.log(HOT):
         return float(np.exp(log_T.mean()))
     return float(T.mean()) if T.mean() + CERTAIN * _standard_error(T) < COLD else 0.0
+
+
+def known_temperatures(monitor: Monitor) -> np.ndarray:
+    """The temperatures of the draws that have one, shape ``(chains, draws)``."""
+    T = np.asarray(monitor.temperature, float)
+    return T[:, ~np.isnan(T).all(0)]
 
 
 def _standard_error(x: np.ndarray) -> float:

@@ -37,10 +37,21 @@ from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
-from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, Phase, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.types import (
+    Adaptive,
+    Checked,
+    Dynamics,
+    GradientEstimator,
+    Integrator,
+    Phase,
+    RowScheme,
+    Schedule,
+    Sites,
+)
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
+    check_can_be_quiet,
     check_center,
     check_energies,
     check_found_fits,
@@ -135,6 +146,8 @@ class SGMCMC(MCMCKernel):
         schedule = as_schedule(1.0 if step_size is None else step_size)
         if getattr(schedule, "relative", False):
             step_size = None
+        if getattr(schedule, "exploration", 0):
+            check_can_be_quiet(dynamics, integrator)
         if gradient is None:
             gradient = Minibatch() if step_size is not None else ControlVariate()
         if rows is None:
@@ -247,6 +260,11 @@ class SGMCMC(MCMCKernel):
             rng_key, batched = rng_key[0], False
         potential = self._potential(model_args, model_kwargs)
         chain = self._chain_for(potential)
+        if isinstance(chain.dynamics, Adaptive) and num_warmup < 1:
+            raise ValueError(
+                f"num_warmup={num_warmup}: {type(self).__name__} estimates its preconditioner in the first half of the "
+                "warm-up. Give MCMC a num_warmup."
+            )
         if chain.tuned:
             check_not_mapped(rng_key)
             check_found_fits(self._known, potential.prototype)

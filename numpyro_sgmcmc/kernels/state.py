@@ -64,7 +64,7 @@ class SGMCMCState(NamedTuple):
     - **rows_state** - place in the sequence of minibatches.
     - **step_size** - that of the last step.
     - **potential_estimate** - minibatch estimate of U where the gradient was last evaluated: noisy, and not at ``z``.
-    - **temperature** - kinetic temperature, or ``()``.
+    - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``.
     - **diverging** - whether the last transition refused a step that left the finite numbers or the support.
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.

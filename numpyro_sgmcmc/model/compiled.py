@@ -29,6 +29,15 @@ def compiled(
     kept for later runs: nothing that JAX says of a program tells for certain which arrays a model closes over. JAX's
     persistent compilation cache saves that time safely.
     """
+
+    def on_potential(args, kwargs, *rest):
+        return fn(ModelPotential.of(model, args, kwargs, batch_size, transforms), *rest)
+
+    return on_data(on_potential, model_args, model_kwargs)
+
+
+def on_data(fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable:
+    """``fn(args, kwargs, *rest)`` as a compiled function of ``rest``, likewise."""
     model_args, model_kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
     arrays, rebuild = trees.arrays_apart((model_args, model_kwargs))
     arrays = [x.on_device() if isinstance(x, Indexable) else x for x in arrays]
@@ -36,11 +45,11 @@ def compiled(
     @jax.jit
     def on_arguments(arrays, *rest):
         args, kwargs = rebuild(arrays)
-        return fn(ModelPotential.of(model, args, kwargs, batch_size, transforms), *rest)
+        return fn(args, kwargs, *rest)
 
     @jax.jit
     def on_constants(*rest):
-        return fn(ModelPotential.of(model, model_args, model_kwargs, batch_size, transforms), *rest)
+        return fn(model_args, model_kwargs, *rest)
 
     program = None
 

@@ -1,6 +1,6 @@
 """A mode of the posterior from minibatches: where control variates are centred and where chains may start."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import math
 from typing import Any
 import warnings
@@ -87,7 +87,7 @@ def find_mode(
         raise TypeError("the second argument is the random key: find_mode(model, jax.random.key(0), *args).")
     num_steps = checked_count("num_steps", num_steps)
     batch_size = checked_batch_size(batch_size)
-    args, kwargs = _model_arguments(args, model_args, kwargs, model_kwargs)
+    args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)
     rounds = ROUNDS if optimizer is None else 1
     if optimizer is None:
         optimizer = falling_adam(FIRST, LAST, num_steps)
@@ -106,9 +106,9 @@ def find_mode(
     check_energies(energies)
     units = jax.tree.map(jnp.ones_like, z)
     for k in range(rounds):
-        begin, state = z, _initialised(optimizer, jax.tree.map(jnp.divide, z, units))
+        begin, state = z, initialised(optimizer.init, jax.tree.map(jnp.divide, z, units))
         label = None if not progress_bar else f"mode, round {k + 1}" if k else "mode"
-        for steps in _segments(k * num_steps, num_steps, label):
+        for steps in segments(k * num_steps, num_steps, label):
             state = jax.block_until_ready(descent(state, steps, units, key_rows, key_model))
         z = _times(optimizer.get_params(state), units)
         squared, curvature = check(z, key_check)
@@ -119,7 +119,7 @@ def find_mode(
     return z
 
 
-def _model_arguments(
+def model_arguments(
     args: tuple, model_args: tuple | None, kwargs: Mapping[str, Any], model_kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple, dict[str, Any]]:
     """
@@ -141,12 +141,13 @@ def _start(potential: ModelPotential, rng_key: jax.Array) -> tuple[Sites, dict[s
     return z, potential.by_site(z, rows, key_model)
 
 
-def _initialised(optimizer: Any, z: Sites) -> Any:
+def initialised(init: Callable[[Sites], Any], z: Sites) -> Any:
+    """The state of an optimizer."""
     # its counter is of weak type until the first update, which would make another program of the descent
-    return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), optimizer.init(z))
+    return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), init(z))
 
 
-def _segments(first: int, num_steps: int, label: str | None) -> Iterator[tuple[int, int]]:
+def segments(first: int, num_steps: int, label: str | None) -> Iterator[tuple[int, int]]:
     """Parts of a round that starts with step ``first``, under a progress bar where there is a label."""
     ends = [num_steps * k // SEGMENTS for k in range(SEGMENTS + 1)]
     with trange(num_steps, desc=label, disable=label is None) as bar:

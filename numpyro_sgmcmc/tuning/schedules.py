@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.types import Schedule
 
@@ -166,32 +167,47 @@ class Cyclical:
     Cosine cycles :math:`h_i = \frac{a}{2}\left(\cos\frac{\pi\,(i \bmod c)}{c} + 1\right)`, never below
     ``minimum`` (Zhang et al. 2020, equation 1).
 
+    The first ``exploration`` of each cycle goes without the noise of the dynamics, as plain descent: its large steps
+    look for another mode, which the small ones that follow sample (algorithm 1 there). The draws of that part are not
+    from the posterior; leave them out by :meth:`cycle_of`, as :func:`~numpyro_sgmcmc.weights` does. With the same
+    number of draws for each cycle, modes are not visited in proportion to their weight.
+
     :param float a: largest step size, at the start of each cycle.
     :param int cycle: steps in a cycle, c.
     :param float minimum: floor of the step size, a thousandth of ``a`` by default; a step of size 0 would stand still.
-    :raises ValueError: one of them is not positive and finite, or ``cycle`` is not a whole number below 2**31.
+    :param float exploration: share of a cycle without noise, :math:`\beta` in [0, 1).
+    :raises ValueError: one of them is not positive and finite, ``cycle`` is not a whole number below 2**31, or
+        ``exploration`` is no share.
 
     **Example**
 
     .. doctest::
 
         >>> from numpyro_sgmcmc import Cyclical
-        >>> h = Cyclical(a=0.1, cycle=1000)
+        >>> h = Cyclical(a=0.1, cycle=1000, exploration=0.8)
         >>> [round(float(h(i)), 6) for i in (0, 500, 999, 1000)]
         [0.1, 0.05, 0.0001, 0.1]
+        >>> h.cycle_of([700, 801, 1000, 1001, 1900])  # after so many steps: the field "i" of the draws
+        array([-1,  0,  0, -1,  1])
     """
 
     a: float
     cycle: int
     minimum: float
+    exploration: float
 
-    def __init__(self, a: float, cycle: int, minimum: float | None = None):
+    def __init__(self, a: float, cycle: int, minimum: float | None = None, exploration: float = 0.0):
         object.__setattr__(self, "a", a)
         object.__setattr__(self, "cycle", cycle)
         object.__setattr__(self, "minimum", 1e-3 * a if minimum is None else minimum)
+        object.__setattr__(self, "exploration", exploration)
         _positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
         if self.cycle != int(self.cycle) or self.cycle > LAST:
             raise ValueError(f"Cyclical(cycle={cycle!r}): the cycle is a whole number of steps, below 2**31.")
+        if isinstance(exploration, bool) or not isinstance(exploration, numbers.Real) or not 0 <= exploration < 1:
+            raise ValueError(
+                f"Cyclical(exploration={exploration!r}): the share of a cycle without noise is from 0 to below 1."
+            )
         object.__setattr__(self, "cycle", int(self.cycle))
 
     @property
@@ -202,6 +218,19 @@ class Cyclical:
     def __call__(self, i: Any) -> Any:
         # times a float, as a quotient of integers would be of single precision
         return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi / self.cycle * (i % self.cycle)) + 1.0), self.minimum)
+
+    def explores(self, i: Any) -> Any:
+        """Whether step i goes without noise."""
+        return i % self.cycle < round(self.exploration * self.cycle)
+
+    def cycle_of(self, i: Any) -> np.ndarray:
+        """
+        The number of the cycle that a draw belongs to, from 0, and -1 for a draw of its exploration.
+
+        :param i: steps so far: ``mcmc.get_extra_fields()["i"]`` after ``mcmc.run(..., extra_fields=("i",))``.
+        """
+        last = np.asarray(i, np.int64) - 1
+        return np.where(self.explores(last), -1, last // self.cycle)
 
 
 LAST = 2**31 - 1  # the largest index that a schedule sees

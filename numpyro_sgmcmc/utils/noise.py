@@ -56,12 +56,21 @@ def normal_like(rng_key: jax.Array, tree: Any) -> Any:
 
     One draw serves all leaves: a step of a network with many small arrays then asks for random bits once.
     """
+    return _like(normal, rng_key, tree)
+
+
+def uniform_like(rng_key: jax.Array, tree: Any) -> Any:
+    """Numbers uniform on [0, 1), likewise."""
+    return _like(random.uniform, rng_key, tree)
+
+
+def _like(draw: Any, rng_key: jax.Array, tree: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     if len(leaves) == 1:
-        noise = [normal(rng_key, leaves[0].shape, leaves[0].dtype)]
+        noise = [draw(rng_key, leaves[0].shape, leaves[0].dtype)]
     else:
         ends = np.cumsum([leaf.size for leaf in leaves])
-        flat = normal(rng_key, (int(ends[-1]),), jnp.result_type(*leaves))
+        flat = draw(rng_key, (int(ends[-1]),), jnp.result_type(*leaves))
         parts = jnp.split(flat, ends[:-1])
         noise = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves)]
     return jax.tree.unflatten(treedef, noise)

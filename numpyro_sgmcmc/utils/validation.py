@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.types import Plate, RowScheme
+from numpyro_sgmcmc.types import Dynamics, Plate, RowScheme, Thermostatted
 from numpyro_sgmcmc.utils.compat import is_mapped
 
 
@@ -111,6 +111,19 @@ def check_mass_has_step(inverse_mass: Any, step_size: Any) -> None:
     if step_size is None and (isinstance(inverse_mass, Mapping) or inverse_mass != 1.0):
         raise ValueError(
             "inverse_mass_matrix= is given and step_size= is not: the warm-up finds both. Leave both out, or give both."
+        )
+
+
+def check_can_be_quiet(dynamics: Dynamics, integrator: Any) -> None:
+    """
+    :raises ValueError: noise that cannot be left out, or a thermostat that would make up for it.
+    """
+    flows = [integrator.flows[letter] for letter in getattr(integrator, "word", "")]
+    if not flows or any(flow.needs_key for flow in flows) or isinstance(dynamics, Thermostatted):
+        raise ValueError(
+            f"step_size=Cyclical(exploration=...) leaves out the normal noise of SGLD and SGHMC; {integrator!r} of "
+            f"{type(dynamics).__name__} has other noise, or a thermostat that makes up for it. Use exploration=0, or "
+            "SGLD or SGHMC."
         )
 
 

@@ -1,0 +1,169 @@
+r"""
+Predictions as running averages over draws,
+
+.. math:: \bar y_i = \frac{1}{L} \sum_l E[y_i \mid z_l], \qquad
+    \log p(y_i) = \log \frac{1}{L} \sum_l p(y_i \mid z_l),
+
+of chunks of rows, one draw after the other: memory for the averages, for a chunk and for one draw, where
+:class:`~numpyro.infer.Predictive` holds a number for each row and draw.
+"""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.diagnostics.predicted_sites import PredictedSites
+from numpyro_sgmcmc.diagnostics.weights import weights
+from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+
+
+class Predictions(NamedTuple):
+    """
+    - **mean** - by site the mean of its predictive law, of the shape of the site; of a categorical site its
+      probabilities, with the categories last.
+    - **log_density** - by observed site the log of its predictive density, for each row.
+    - **function** - the average of ``function``, or ``()``.
+    - **count** - draws that are averaged.
+    """
+
+    mean: dict[str, np.ndarray]
+    log_density: dict[str, np.ndarray]
+    function: Any
+    count: float
+
+
+def predict(
+    draws: Any,
+    *args: Any,
+    function: Callable[[dict[str, jax.Array]], Any] | None = None,
+    so_far: Predictions | None = None,
+    model_args: tuple | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Predictions:
+    """
+    Averages over the draws of a run of what the model predicts for some data: means, densities, and any function of the
+    draws.
+
+    Draws of decreasing steps are weighted by :func:`~numpyro_sgmcmc.weights`, and those of the exploration of a cycle
+    are left out. Sites that the draws do not have, and that others depend on, are drawn anew for each draw.
+
+    To predict during sampling, without keeping draws, take turns: run some draws, ``predict(..., so_far=found)``, run
+    the next from ``mcmc.last_state``.
+
+    :param draws: an :class:`~numpyro.infer.MCMC` that has run, of whatever kernel; or ``(model, draws)`` with
+        constrained draws by site, shape ``(draws, ...)``, as ``mcmc.get_samples()`` has them.
+    :param args: arguments of the model: data to predict, with observations for their density, or without.
+    :param function: a function of one draw, a dict of constrained values; any pytree of arrays.
+    :param so_far: what earlier calls have returned for other draws and the same data.
+    :param model_args: arguments of the model, in place of ``args``.
+    :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
+    :param kwargs: more keyword arguments of the model.
+    :raises TypeError: ``draws`` is neither of both.
+    :raises ValueError: a run without draws; ``so_far`` of other data; a model that does not index its data by the rows
+        of its plate.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGHMC, predict
+        >>> def model(x, y=None):
+        ...     w = numpyro.sample("w", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("y", dist.Normal(w * x[rows], 1), obs=None if y is None else y[rows])
+        >>> x = random.normal(random.key(0), (1000,))
+        >>> y = 3 * x + random.normal(random.key(1), (1000,))
+        >>> kernel = SGHMC(model, step_size=2e-3, friction=30.0, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
+        >>> mcmc.run(random.key(2), x, y)
+        >>> found = predict(mcmc, x, y, function=lambda draw: draw["w"] ** 2)
+        >>> found.mean["y"].shape, bool(abs(found.function - 9) < 1), round(float(found.log_density["y"].mean()), 1)
+        ((1000,), True, -1.4)
+        >>> mcmc.post_warmup_state = mcmc.last_state  # the next draws, by themselves
+        >>> mcmc.run(mcmc.last_state.rng_key, x, y)
+        >>> predict(mcmc, x, y, function=lambda draw: draw["w"] ** 2, so_far=found).count
+        400.0
+    """
+    model, values, weight = _draws_of(draws)
+    args = tuple(model_args or args)
+    kwargs = {**kwargs, **(model_kwargs or {})}
+    sites = PredictedSites(model, values, args, kwargs)
+    latents = {name: values[name] for name in sites.latents}
+    parts = []
+    for rows, length in sites.chunks():
+        sums = jax.tree.map(np.asarray, sites.sums(latents, rows, jnp.asarray(weight)))
+        parts.append(sites.cut(sums, length))
+    mean, log_sum = sites.joined(parts)
+    total = float(weight.sum())
+    found = Predictions(
+        {name: x / total for name, x in mean.items()},
+        {name: x - math.log(total) for name, x in log_sum.items()},
+        () if function is None else _average(function, values, weight / total),
+        total,
+    )
+    return found if so_far is None else _together(so_far, found)
+
+
+def _draws_of(draws: Any) -> tuple[Any, dict[str, jax.Array], np.ndarray]:
+    """Model, constrained draws with the chains one after the other, and their weights."""
+    if isinstance(draws, MCMC):
+        if draws.last_state is None:
+            raise ValueError("predict(mcmc, *args) averages the draws of a run: call mcmc.run(...) first.")
+        values = draws.get_samples()
+        count = len(jax.tree.leaves(values)[0])
+        ours = isinstance(draws.sampler, SGMCMC)
+        return draws.sampler.model, values, count * weights(draws) if ours else np.ones(count)
+    if isinstance(draws, tuple) and len(draws) == 2 and callable(draws[0]) and isinstance(draws[1], Mapping):
+        model, values = draws
+        lengths = {name: np.shape(x)[:1] for name, x in values.items()}
+        if len(set(lengths.values())) != 1 or () in lengths.values():
+            raise ValueError(f"the draws need one axis in front that all sites share; their lengths are {lengths}.")
+        values = {name: jnp.asarray(x) for name, x in values.items()}
+        return model, values, np.ones(next(iter(lengths.values())))
+    raise TypeError(
+        f"predict({type(draws).__name__}, ...): give a numpyro.infer.MCMC that has run, or (model, draws) with a dict "
+        "of draws by site."
+    )
+
+
+def _average(function: Callable, values: dict[str, jax.Array], weight: np.ndarray) -> Any:
+    """The weighted mean of a function of a draw."""
+
+    def run(values, weight):
+        def add(total, draw):
+            value, w = draw
+            return jax.tree.map(lambda t, x: t + jnp.where(w > 0, w * x, 0), total, function(value)), None
+
+        shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], values))
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.result_type(s.dtype, weight.dtype)), shapes)
+        return lax.scan(add, zero, (values, weight))[0]
+
+    return jax.tree.map(np.asarray, jax.jit(run)(values, jnp.asarray(weight)))
+
+
+def _together(a: Predictions, b: Predictions) -> Predictions:
+    """Of two sets of draws."""
+    shapes = [jax.tree.map(np.shape, found[:3]) for found in (a, b)]
+    if jax.tree.structure(a[:3]) != jax.tree.structure(b[:3]) or shapes[0] != shapes[1]:
+        raise ValueError("so_far= holds predictions of other data, sites or functions than these.")
+    total = a.count + b.count
+    share = a.count / total, b.count / total
+    both = lambda x, y: share[0] * x + share[1] * y  # noqa: E731
+    logs = lambda x, y: np.logaddexp(x + math.log(share[0]), y + math.log(share[1]))  # noqa: E731
+    return Predictions(
+        jax.tree.map(both, a.mean, b.mean),
+        jax.tree.map(logs, a.log_density, b.log_density),
+        jax.tree.map(both, a.function, b.function),
+        total,
+    )

@@ -1,0 +1,139 @@
+"""What a model predicts for each row by each draw, summed over the draws, in chunks of rows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+import numpyro.distributions as dist
+
+from numpyro_sgmcmc.gradients.full_pass import chunk_length
+from numpyro_sgmcmc.model.compiled import on_data
+from numpyro_sgmcmc.model.handlers import minibatch
+from numpyro_sgmcmc.types import Plate
+
+
+class PredictedSites:
+    """The sites that a model predicts, and the rows to go through."""
+
+    def __init__(self, model: Any, values: Mapping[str, jax.Array], args: tuple, kwargs: Mapping[str, Any]):
+        self.model = model
+        self.sums = on_data(self._sums, args, kwargs)  # of latents, rows and weights
+        self.latents: tuple[str, ...] = ()
+        self.axes: dict[str, dict[str, int]] = {"mean": {}, "log": {}}
+        self.plate, self.size, self.length = "", 0, 0
+        one = {name: x[0] for name, x in values.items()}
+        on_data(lambda args, kwargs: self._look(one, args, kwargs), args, kwargs)()
+
+    def _look(self, values: dict, args: tuple, kwargs: dict) -> jax.Array:
+        """Latents, the plate whose rows are gone through, and how many at once."""
+        handler = minibatch(self.model)
+        trace = self._trace(handler, values, args, kwargs)
+        samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
+        self.latents = tuple(name for name in samples if name in values and not samples[name]["is_observed"])
+        own = {frame.name for name in self.latents for frame in samples[name]["cond_indep_stack"]}
+        others = [samples[name] for name in samples if name not in self.latents]
+        plates = {frame.name: frame.size for site in others for frame in site["cond_indep_stack"]}
+        plates = {name: size for name, size in plates.items() if name not in own}
+        if plates:
+            self.plate = max(plates, key=lambda name: plates[name])
+            self.size = plates[self.plate]
+            latents = {name: values[name] for name in self.latents}
+
+            def of(rows):
+                return self._of_one(latents, rows, args, kwargs, random.key(0))
+
+            self.length = chunk_length(of, {self.plate: Plate(self.size, self.size)})
+        return jnp.zeros(())
+
+    def _trace(self, handler: Any, values: dict, args: tuple, kwargs: dict, rng_key: Any = None) -> dict:
+        key = random.key(0) if rng_key is None else rng_key
+        latents = {name: x for name, x in values.items() if not self.latents or name in self.latents}
+        only = lambda site: latents.get(site["name"]) if site["type"] == "sample" else None  # noqa: E731
+        given = handlers.substitute(handlers.seed(handler, key), substitute_fn=only)
+        return handlers.trace(given).get_trace(*args, **kwargs)
+
+    def chunks(self) -> list[tuple[dict, int]]:
+        """Rows of each chunk, all of one length, and how many of them count."""
+        if not self.plate:
+            return [({}, 0)]
+        numbers = np.arange(self.size, dtype=np.int32)
+        length = min(self.length, self.size)
+        parts = [numbers[first : first + length] for first in range(0, self.size, length)]
+        return [({self.plate: jnp.asarray(np.resize(part, length))}, len(part)) for part in parts]
+
+    def _sums(self, args, kwargs, values, rows, weight):
+        """Weighted sum of the means, and log of that of the densities."""
+
+        def add(sums, draw):
+            number, value, w = draw
+            mean, log = self._of_one(value, rows, args, kwargs, random.fold_in(random.key(0), number))
+            mean = {name: sums[0][name] + jnp.where(w > 0, w * x, 0) for name, x in mean.items()}
+            log = {name: jnp.where(w > 0, x + jnp.log(w), -jnp.inf) for name, x in log.items()}
+            return (mean, jax.tree.map(jnp.logaddexp, sums[1], log)), None
+
+        one = jax.tree.map(lambda x: x[0], values)
+        shapes = jax.eval_shape(lambda: self._of_one(one, rows, args, kwargs, random.key(0)))
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.result_type(s.dtype, weight.dtype)), shapes[0])
+        none = jax.tree.map(lambda s: jnp.full(s.shape, -jnp.inf, jnp.result_type(s.dtype, weight.dtype)), shapes[1])
+        numbers = jnp.arange(len(weight), dtype=jnp.uint32)
+        return lax.scan(add, (zero, none), (numbers, values, weight))[0]
+
+    def _of_one(self, values, rows, args, kwargs, rng_key):
+        """Means of the sites that one draw predicts, and log densities of those that are observed."""
+        means, logs = {}, {}
+        for name, site in self._trace(minibatch(self.model, rows), values, args, kwargs, rng_key).items():
+            if site["type"] != "sample" or name in self.latents or isinstance(site["fn"], dist.Unit):
+                continue
+            fn = site["fn"]
+            dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+            mean = _mean(fn)
+            found = {"mean": (means, mean)} if mean is not None else {}
+            if site["is_observed"]:
+                found["log"] = logs, fn.log_prob(site["value"])
+            for what, (into, value) in found.items():
+                into[name] = value
+                if self.plate in dims:
+                    axis = len(fn.batch_shape) + dims[self.plate]
+                    self.axes[what][name] = axis
+                    if rows and value.shape[axis] != len(rows[self.plate]):
+                        raise ValueError(
+                            f"site {name!r} has {value.shape[axis]} rows where {len(rows[self.plate])} of plate "
+                            f"{self.plate!r} are asked for: index the data by the rows that the plate hands out, "
+                            "`with numpyro.plate(...) as rows: ... x[rows]`."
+                        )
+        return means, logs
+
+    def cut(self, sums: tuple, length: int) -> tuple:
+        """Without the rows that fill the last chunk."""
+        return tuple(
+            {name: np.take(x, np.arange(length), axes[name]) if name in axes else x for name, x in part.items()}
+            for part, axes in zip(sums, self.axes.values())
+        )
+
+    def joined(self, parts: list[tuple]) -> tuple:
+        """All rows in order."""
+        return tuple(
+            {
+                name: np.concatenate([part[k][name] for part in parts], axes[name]) if name in axes else x
+                for name, x in parts[0][k].items()
+            }
+            for k, axes in enumerate(self.axes.values())
+        )
+
+
+def _mean(fn: Any) -> jax.Array | None:
+    """Of a law; probabilities of a categorical one; None where it is not known."""
+    base = fn
+    while hasattr(base, "base_dist"):
+        base = base.base_dist
+    if isinstance(base, (dist.CategoricalProbs, dist.CategoricalLogits)):
+        probs: Any = base.probs
+        return jnp.broadcast_to(probs, (*fn.batch_shape, *fn.event_shape, probs.shape[-1]))
+    try:
+        return jnp.asarray(fn.mean)
+    except NotImplementedError:
+        return None

@@ -1,0 +1,276 @@
+"""Starts for chains of a network: several descents at once from minibatches, or weights that are trained already."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.optim import optax_to_numpyro
+
+from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
+from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
+from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
+from numpyro_sgmcmc.tuning.mode import initialised, model_arguments, segments
+from numpyro_sgmcmc.types import RowsState, Sites
+from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
+
+FIRST, LAST = 1e-2, 1e-5  # Adam's step
+
+
+def warm_start(
+    model: Any,
+    rng_key: jax.Array,
+    *args: Any,
+    members: int = 8,
+    batch_size: Any = None,
+    num_steps: int = 10_000,
+    optimizer: Any = None,
+    start: Mapping[str, Any] | None = None,
+    held_out: float = 0.0,
+    patience: int = 10,
+    progress_bar: bool = True,
+    model_args: tuple | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Sites:
+    r"""
+    Optimised starts for several chains: U minimised from minibatches by all members at once, each from a start, and
+    with minibatches, of its own.
+
+    The posterior of a network has many modes, so there is no point in looking for *the* mode, as
+    :func:`~numpyro_sgmcmc.find_mode` does. Chains that start where training ends, one in each of several modes, make an
+    ensemble of short chains.
+
+    To sample some weights and keep the others as they are trained, write it in the model: give only those a prior, a
+    last layer or low-rank adapters for example, and pass the others as an argument.
+
+    :param model: NumPyro model.
+    :param rng_key: random key of the starts and the minibatches.
+    :param args: arguments of the model.
+    :param int members: M, as many as there will be chains.
+    :param batch_size: as for the kernels.
+    :param int num_steps: minibatches that each member sees; 0: the starts themselves, ``start`` above all.
+    :param optimizer: of optax or :mod:`numpyro.optim`; None: Adam with a step size that falls from 1e-2 to 1e-5.
+    :param dict start: where to begin: values of sites, in their own (constrained) space, and weights of whole modules
+        by the name that ``random_flax_module`` or ``random_nnx_module`` was given, nested as flax has them:
+        ``{"net": variables["params"]}`` of linen, ``{"net": nnx.state(net, nnx.Param)}``. Each the same for all
+        members, or with an axis of members in front. Other sites begin as :class:`~numpyro.infer.NUTS` does.
+    :param float held_out: share of the rows that no member is trained on. Fifty times, the mean energy of these rows is
+        looked at; each member returns its best weights. 0: the last weights.
+    :param int patience: looks without an improvement of any member after which it ends.
+    :param model_args: arguments of the model, in place of ``args``.
+    :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
+    :param kwargs: more keyword arguments of the model.
+    :return: dict of unconstrained values with the members in front, shape ``(members, ...)``, for ``init_params`` of as
+        many chains; without that axis for a single one.
+    :raises TypeError: a model that is not callable, a key that is none, an optimizer that is none.
+    :raises ValueError: a name or a shape in ``start`` that is not the model's; ``held_out`` without exactly one
+        minibatched plate; an energy that is not finite at the start.
+
+    **References:**
+
+    1. *Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks*, E. Sommer, J. Robnik,
+       G. Nozadze, U. Seljak, D. Rügamer (2025)
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGHMC, warm_start
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> options = {"batch_size": 100, "progress_bar": False}
+        >>> starts = warm_start(model, random.key(1), x, members=4, **options)
+        >>> starts["mu"].shape, bool(abs(starts["mu"] - x.mean()).max() < 0.05)
+        ((4,), True)
+        >>> kernel = SGHMC(model, step_size=2e-3, friction=30.0, batch_size=100)
+        >>> chains = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+        >>> mcmc = MCMC(kernel, num_warmup=0, num_samples=100, **chains)
+        >>> mcmc.run(random.key(2), x, init_params=starts)
+    """
+    checked_model(model)
+    if not is_key(rng_key):
+        raise TypeError("the second argument is the random key: warm_start(model, jax.random.key(0), *args).")
+    members, patience = checked_count("members", members), checked_count("patience", patience)
+    num_steps = num_steps if num_steps == 0 else checked_count("num_steps", num_steps)
+    batch_size = checked_batch_size(batch_size)
+    args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)
+    optimizer = _checked_optimizer(optimizer, num_steps)
+    potential = ModelPotential.of(model, args, kwargs, batch_size)  # refuses before anything is compiled
+    given = _given(start, potential, members)
+    share = _checked_held_out(held_out, potential)
+    on_model = lambda fn: compiled(fn, model, args, kwargs, batch_size)  # noqa: E731
+    key_start, key_split, *keys = random.split(rng_key, 4)
+    keys = [random.split(key, members) for key in keys]
+
+    z, energies = on_model(_starts)(random.split(key_start, members), given)
+    check_energies(energies)
+    trained, held = _split(key_split, share, potential)
+
+    def advance(potential, state, steps, trained, keys):
+        plates = {name: p._replace(size=len(trained.get(name, range(p.size)))) for name, p in potential.plates.items()}
+
+        def loss(z, rows, key):
+            rows = {name: trained[name][r] if name in trained else r for name, r in rows.items()}
+            return potential.estimate(z, rows, key)
+
+        one = lambda state, *keys: minimise(loss, optimizer, state, steps, Reshuffled(), plates, *keys)  # noqa: E731
+        state = jax.vmap(one)(state, *keys)
+        z = jax.tree.map(lambda new, old: new.astype(old.dtype), jax.vmap(optimizer.get_params)(state), z_like)
+        return state, z
+
+    z_like, state = z, initialised(jax.vmap(optimizer.init), z)
+    descent, look = on_model(advance), on_model(_held_out_energy)
+    best, lowest, waited = z, look(z, held) if held else None, 0
+    for steps in segments(0, num_steps, f"{members} starts" if progress_bar else None):
+        state, z = jax.block_until_ready(descent(state, steps, trained, keys))
+        if lowest is None:
+            best = z
+            continue
+        energy = look(z, held)
+        better = energy < lowest
+        choose = lambda new, old: jnp.where(better.reshape(-1, *(1,) * (new.ndim - 1)), new, old)  # noqa: E731, B023
+        best, lowest = jax.tree.map(choose, z, best), jnp.minimum(energy, lowest)
+        waited = 0 if bool(better.any()) else waited + 1
+        if waited >= patience:
+            break
+    return best if members > 1 else jax.tree.map(lambda x: x[0], best)
+
+
+def _starts(potential: ModelPotential, keys: jax.Array, given: dict[str, jax.Array]) -> tuple[Sites, dict]:
+    """Starts of all members, and the energy of each site there."""
+
+    def one(key, given):
+        key_z, key_rows, key_model = random.split(key, 3)
+        rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+        z = potential.initial(key_z, rows, None)
+        own = potential.unconstrain(given) if given else {}
+        z = {name: jnp.asarray(own.get(name, x), x.dtype) for name, x in z.items()}
+        return z, potential.by_site(z, rows, key_model)
+
+    return jax.vmap(one)(keys, given)
+
+
+def _held_out_energy(potential: ModelPotential, z: Sites, held: dict[str, jax.Array]) -> jax.Array:
+    """Mean energy of the rows, shape ``(members,)``."""
+    ((name, rows),) = held.items()
+    members = len(jax.tree.leaves(z)[0])
+    energies = lambda part: jax.vmap(lambda z: potential.per_row(z, part).sum())(z)  # noqa: E731
+    length = chunk_length(energies, {name: potential.plates[name]})
+
+    def add(first, n, total):
+        return total + energies({name: lax.dynamic_slice_in_dim(rows, first, n)})
+
+    return in_chunks(add, len(rows), min(length, len(rows)), jnp.zeros(members)) / len(rows)
+
+
+def _split(rng_key: jax.Array, share: float, potential: ModelPotential) -> tuple[dict, dict]:
+    """Rows to train on, and rows that are held out; empty where there are none."""
+    if not share:
+        return {}, {}
+    ((name, plate),) = potential.plates.items()
+    order = Reshuffled()(rng_key, jnp.zeros((), jnp.uint32), plate.size, plate.size)  # an epoch in one batch
+    count = max(1, round(share * plate.size))
+    return {name: order[count:]}, {name: order[:count]}
+
+
+def _checked_held_out(share: Any, potential: ModelPotential) -> float:
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+        raise ValueError(f"held_out={share!r} must be a share of the rows, from 0 to below 1.")
+    if share:
+        if len(potential.plates) != 1:
+            raise ValueError(
+                f"held_out={share} needs exactly one minibatched plate, not {len(potential.plates)}: give a batch_size "
+                "for one plate, or leave out held_out=."
+            )
+        ((name, plate),) = potential.plates.items()
+        if plate.size - max(1, round(share * plate.size)) < plate.batch_size:
+            raise ValueError(
+                f"held_out={share} leaves fewer than the {plate.batch_size} rows of a minibatch of plate {name!r}. "
+                "Hold out less, or use a smaller batch_size."
+            )
+    return float(share)
+
+
+def _checked_optimizer(optimizer: Any, num_steps: int) -> Any:
+    if optimizer is None:
+        return falling_adam(FIRST, LAST, max(num_steps, 1))
+    if isinstance(optimizer, type) or not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"optimizer={optimizer!r} has no `init` and `update`; give one of optax, optax.adam(1e-3).")
+    return optimizer if hasattr(optimizer, "get_params") else optax_to_numpyro(optimizer)
+
+
+# -- starts that are given -------------------------------------------------------------------------------------------
+
+
+def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax.Array]:
+    """
+    Values by site, with the members in front.
+
+    :raises ValueError: names what is not the model's.
+    """
+    if start is None:
+        return {}
+    if not isinstance(start, Mapping):
+        raise ValueError(f"start= must be a dict by site or by module, got {type(start)}.")
+    prototype = jax.eval_shape(potential.latents, potential.prototype)
+    given = {}
+    for name, value in _flat(start):
+        if name not in prototype:
+            raise ValueError(
+                f"start= names {name!r}; the latent sites of the model are {', '.join(map(repr, prototype))}. Weights "
+                "of a module go under its name: start={'net': params}."
+            )
+        shape = prototype[name].shape
+        if np.shape(value) == shape:
+            value = np.broadcast_to(np.asarray(value), (members, *shape))
+        elif np.shape(value) != (members, *shape):
+            raise ValueError(
+                f"start= has shape {np.shape(value)} at {name!r}; the site has {shape}, or with the members in front "
+                f"{(members, *shape)}."
+            )
+        if not np.isfinite(value).all():
+            raise ValueError(f"start= holds a number at {name!r} that is not finite.")
+        given[name] = jnp.asarray(value)
+    return given
+
+
+def _flat(start: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """
+    Site -> value. NumPyro names the weights of a module by ``/`` and their path joined by dots.
+    """
+    found = []
+    for name, value in start.items():
+        if isinstance(value, Mapping):
+            found += [(f"{name}/{path}", leaf) for path, leaf in _paths(value)]
+        else:
+            found.append((name, _array(value)))
+    return found
+
+
+def _paths(tree: Any) -> list[tuple[str, Any]]:
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found += [(f"{key}.{path}", leaf) for path, leaf in _paths(value)]
+        else:
+            found.append((str(key), _array(value)))
+    return found
+
+
+def _array(value: Any) -> Any:
+    """The array of a variable of flax.nnx."""
+    leaves = jax.tree.leaves(value)
+    return leaves[0] if len(leaves) == 1 and math.prod(np.shape(leaves[0])) else value
