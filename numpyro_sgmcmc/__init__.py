@@ -29,6 +29,7 @@ from numpyro_sgmcmc.kernels.sgrld import SGRLD
 from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
+from numpyro_sgmcmc.runs.checkpointed import Checkpointed
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
 
@@ -45,6 +46,7 @@ __all__ = [
     "SGRHMC",
     "SGRLD",
     "SVRG",
+    "Checkpointed",
     "Constant",
     "ControlVariate",
     "Cyclical",
