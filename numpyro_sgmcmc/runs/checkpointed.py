@@ -59,6 +59,9 @@ class Checkpointed:
     A run that goes on where it was when its process ended, however that ended. The same lines start it and go on with
     it, and its draws are those of ``mcmc.run`` with the same key.
 
+    With ``chain_method="parallel"`` NumPyro compiles start and loop as one program, which may round differently, so
+    there the draws are those of an undisturbed run of ``Checkpointed``.
+
     The folder holds ``draws/*.npy``, one file for each site and collected field, of shape ``(draws, chains, ...)``,
     which ``numpy.load(..., mmap_mode="r")`` opens while the run goes on; ``state-*.npz``; and ``run.json``, which tells
     the run from others. No file is pickled. One process at a time may run in a folder.
@@ -68,8 +71,8 @@ class Checkpointed:
     :param MCMC mcmc: with a kernel of this package; any chain method, thinning, number of chains. Its progress bar is
         not shown; every checkpoint is logged at level INFO.
     :param folder: is made if it does not exist.
-    :param every: transitions between two checkpoints, or a :class:`~datetime.timedelta`. Whatever ends the process costs
-        at most this much. Under a condition of time, a checkpoint is written at the first end of a piece after it.
+    :param every: transitions between two checkpoints, or a :class:`~datetime.timedelta`. Whatever ends the process
+        costs no more than this, and with a time also the piece under way, which takes about a tenth of it.
     :param hook: called with a :class:`~numpyro_sgmcmc.runs.checkpointed.Progress` after each checkpoint. What it raises
         ends the run, which can go on later.
     :raises TypeError: another kernel, or an ``every`` that is neither of the two.
@@ -156,7 +159,7 @@ class Checkpointed:
             found = storage.Checkpoint(0, 0, storage.to_host(state))
             storage.save(self.folder, found)
         else:
-            state = storage.to_device(found.leaves, segments.state)
+            state = storage.to_device(found.leaves, segments.state, rng_key)
         files = [
             storage.Growing(self.folder / "draws" / f"{quote(name, safe='')}.npy", shape, dtype, found.draws)
             for name, (shape, dtype) in zip(names, segments.shapes())
@@ -212,11 +215,11 @@ class Checkpointed:
         method = mcmc.chain_method if isinstance(mcmc.chain_method, str) else "a function"
         now = {
             **versions(),
-            "x64": bool(jax.config.jax_enable_x64),
+            "x64": jax.dtypes.canonicalize_dtype(float) == np.float64,
             "data": fingerprint(segments.args, segments.kwargs),
-            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key), one),
             "batch_size": kernel.batch_size,
             "steps_per_sample": kernel.steps_per_sample,
+            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key), one),
             "kernel": checksum(segments.sample, segments.state),
             "rng_key": _crc([rng_key]),
             "init_params": _crc(jax.tree.leaves(segments.init_params)),

@@ -23,7 +23,12 @@ PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)
 def versions() -> dict[str, str]:
     """Of whatever may change the numbers of a run."""
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"numpyro_sgmcmc": version("numpyro_sgmcmc"), "numpyro": numpyro.__version__, "jax": jax.__version__, "python": python}
+    return {
+        "numpyro_sgmcmc": version("numpyro_sgmcmc"),
+        "numpyro": numpyro.__version__,
+        "jax": jax.__version__,
+        "python": python,
+    }
 
 
 def checksum(fn: Any, *args: Any) -> int:
@@ -69,10 +74,14 @@ def check_same(was: dict[str, Any], now: dict[str, Any], folder: Any) -> None:
     """
     for name, value in now.items():
         if was.get(name) != value:
-            what = "is not that" if isinstance(value, int) and name in CHECKSUMS else f"is {value!r}, not {was.get(name)!r}"
+            what = (
+                "is not that"
+                if isinstance(value, int) and name in CHECKSUMS
+                else f"is {value!r}, not {was.get(name)!r}"
+            )
             raise ValueError(
-                f"{name}: {what} of the run in {folder}, so its draws would not be those of one run. Go on with what it "
-                "was started with, or give another folder."
+                f"{name}: {what} of the run in {folder}, so its draws would not be those of one run. Go on with what "
+                "it was started with, or give another folder."
             )
 
 

@@ -96,7 +96,7 @@ class Segments:
         method = self.mcmc.chain_method
         if method == "sequential":
             return lambda *trees: _stacked([fn(*_chain(trees, k)) for k in range(self.chains)])
-        return jax.pmap(fn) if method == "parallel" else method(fn)
+        return jax.pmap(fn) if isinstance(method, str) else method(fn)
 
     def advance(self, state: Any, t: int, n: int) -> tuple[Any, list[np.ndarray]]:
         """

@@ -1,9 +1,9 @@
 """
 What a run keeps on disk, so that a process may be killed between any two instructions.
 
-Draws are appended to one ``.npy`` file for each array, of shape ``(draws, chains, ...)``; its header is rewritten as the
-file grows, so ``numpy.load(..., mmap_mode="r")`` opens it while the run goes on. The state is a new ``.npz`` file each
-time. It is written last, under another name, and renamed, and says how many draws belong to it:
+Draws are appended to one ``.npy`` file for each array, of shape ``(draws, chains, ...)``; its header is rewritten as
+the file grows, so ``numpy.load(..., mmap_mode="r")`` opens it while the run goes on. The state is a new ``.npz`` file
+each time. It is written last, under another name, and renamed, and says how many draws belong to it:
 
     draws, fsync -> state, fsync -> rename, fsync of the folder -> older states removed
 
@@ -76,12 +76,12 @@ def to_host(state: Any) -> list[np.ndarray]:
     return [np.asarray(random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in jax.tree.leaves(state)]
 
 
-def to_device(leaves: Sequence[np.ndarray], like: Any) -> Any:
-    """The state of these leaves; ``like`` has its structure and the kind of its keys."""
+def to_device(leaves: Sequence[np.ndarray], like: Any, keys: jax.Array) -> Any:
+    """The state of these leaves; ``like`` has its structure, and its typed keys are of the kind of ``keys``."""
     old, treedef = jax.tree.flatten(like)
 
     def one(leaf, like):
-        return random.wrap_key_data(leaf, impl=random.key_impl(like)) if _is_key(like) else jnp.asarray(leaf)
+        return random.wrap_key_data(leaf, impl=random.key_impl(keys)) if _is_key(like) else jnp.asarray(leaf)
 
     return treedef.unflatten([one(leaf, like) for leaf, like in zip(leaves, old, strict=True)])
 
@@ -93,7 +93,7 @@ def _is_key(leaf: Any) -> bool:
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """A new file for the state; those before the last two are removed."""
     numbers = np.array([checkpoint.transition, checkpoint.draws], np.int64)
-    arrays = {f"leaf{k}": leaf for k, leaf in enumerate(checkpoint.leaves)}
+    arrays: dict[str, Any] = {f"leaf{k}": leaf for k, leaf in enumerate(checkpoint.leaves)}
     path = folder / f"state-{checkpoint.transition:012d}.npz"
     write_whole(path, lambda file: np.savez(file, numbers=numbers, **arrays))
     for old in _states(folder)[KEPT:]:
