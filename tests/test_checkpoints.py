@@ -6,6 +6,7 @@ Runs that go on where they were: with the draws of a run that nothing disturbs, 
 
 import argparse
 from datetime import timedelta
+import functools
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ import pytest
 from numpyro_sgmcmc import SGHMC, SGLD, Checkpointed
 from numpyro_sgmcmc.runs import storage
 
-pytestmark = pytest.mark.optimised  # as in test_host.py: exact to the bit is what users run
+as_users_run = pytest.mark.optimised  # as in test_host.py: beside NumPyro's program, exact to the bit is what users run
 WARMUP, SAMPLES, EVERY = 9, 20, 4
 EXTRA = ("i", "rng_key")
 
@@ -73,6 +74,13 @@ def undisturbed(mcmc=None):
     return mcmc
 
 
+@functools.cache
+def whole():
+    """A run in pieces that nothing disturbs."""
+    with tempfile.TemporaryDirectory() as folder:
+        return checkpointed(folder)
+
+
 def assert_same(a, b):
     of = lambda mcmc: (mcmc.get_samples(True), mcmc.get_extra_fields(True), mcmc.last_state)  # noqa: E731
     assert jax.tree.structure(of(a)) == jax.tree.structure(of(b))
@@ -91,6 +99,7 @@ CASES = {
 }
 
 
+@as_users_run
 @pytest.mark.filterwarnings("ignore:Some donated buffers")  # by NumPyro's own loop, under jax.vmap
 @pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
 def test_a_run_that_was_stopped_has_the_draws_of_one_that_was_not(options, tmp_path):
@@ -102,8 +111,8 @@ def test_a_run_that_was_stopped_has_the_draws_of_one_that_was_not(options, tmp_p
 
 def test_numbers_that_the_warm_up_finds(tmp_path):
     make_tuned = lambda: make(SGHMC(models.gaussian, batch_size=models.B))  # noqa: E731
-    stopped(tmp_path, 4, mcmc=make_tuned())
-    assert_same(checkpointed(tmp_path, make_tuned()), undisturbed(make_tuned()))
+    stopped(tmp_path / "a", 4, mcmc=make_tuned())
+    assert_same(checkpointed(tmp_path / "a", make_tuned()), checkpointed(tmp_path / "b", make_tuned()))
 
 
 @pytest.mark.skipif(jax.local_device_count() < 2, reason="parallel chains need two devices")
@@ -115,6 +124,7 @@ def test_parallel_chains(tmp_path):
     )
 
 
+@as_users_run
 def test_keys_of_another_kind(tmp_path):
     """Typed keys, which are not arrays of numbers, are in the state."""
     with jax.default_prng_impl("rbg"):
@@ -154,6 +164,7 @@ test_checkpoints.checkpointed(sys.argv[1])
 """
 
 
+@as_users_run
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_kill_9_between_any_two_steps_of_a_checkpoint(tmp_path):
     """At calls that put something on disk: in the first state, in the warm-up, and after it."""
@@ -169,7 +180,7 @@ def test_what_is_behind_the_last_state_is_cut_off(tmp_path):
     for path in (tmp_path / "draws").glob("*.npy"):
         with open(path, "ab") as file:
             file.write(bytes(37))
-    assert_same(checkpointed(tmp_path), undisturbed())
+    assert_same(checkpointed(tmp_path), whole())
 
 
 # -- on disk ----------------------------------------------------------------------------------------------------------
@@ -199,7 +210,7 @@ def test_a_damaged_state_is_skipped_for_the_one_before(tmp_path):
     with pytest.warns(UserWarning, match=f"{last.name} is damaged"):
         mcmc = checkpointed(tmp_path, hook=begun.append)
     assert begun[0].transition == 16
-    assert_same(mcmc, undisturbed())
+    assert_same(mcmc, whole())
 
 
 def test_missing_draws_take_the_run_back(tmp_path):
@@ -207,7 +218,7 @@ def test_missing_draws_take_the_run_back(tmp_path):
     path = tmp_path / "draws" / "mu.npy"
     os.truncate(path, path.stat().st_size - 1)
     with pytest.warns(UserWarning, match="mu.npy has less than its 11 draws"):
-        assert_same(checkpointed(tmp_path), undisturbed())
+        assert_same(checkpointed(tmp_path), whole())
 
 
 def test_no_state_that_can_be_read(tmp_path):
@@ -300,7 +311,7 @@ def test_minutes(tmp_path, caplog):
     mcmc = checkpointed(tmp_path, every=timedelta(microseconds=1), hook=told.append)
     assert [progress.transition for progress in told] == list(range(WARMUP + SAMPLES + 1))
     assert f"{WARMUP + SAMPLES} of {WARMUP + SAMPLES} transitions, {SAMPLES} draws" in caplog.text
-    assert_same(mcmc, undisturbed())
+    assert_same(mcmc, whole())
 
 
 def test_no_segment_is_compiled_again(tmp_path):
