@@ -34,6 +34,7 @@ from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.local_moves import LocalGibbs, LocalHMC, LocalLangevin
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
+from numpyro_sgmcmc.runs.checkpointed import Checkpointed
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
 from numpyro_sgmcmc.tuning.warm_start import warm_start
@@ -54,6 +55,7 @@ __all__ = [
     "SGRLD",
     "SVRG",
     "AdaptiveSGHMC",
+    "Checkpointed",
     "Constant",
     "ControlVariate",
     "Cyclical",

@@ -24,6 +24,7 @@ __all__ = [
     "is_mapped",
     "jit_is_disabled",
     "local_in_failing_frame",
+    "put_run",
     "sample_code",
     "scan_wrapper",
     "stack_level",
@@ -65,6 +66,12 @@ def local_in_failing_frame(error: BaseException, codes: tuple[CodeType | None, .
         if frame.f_code in codes:
             found = frame.f_locals.get(name, found)
     return found
+
+
+def put_run(mcmc: Any, states: dict[str, Any], last_state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Leaves an ``MCMC`` as its ``run`` does, with draws that were made elsewhere: it has no method for that."""
+    mcmc._states, mcmc._states_flat, mcmc._last_state = states, None, last_state
+    mcmc._args, mcmc._kwargs = args, kwargs
 
 
 def stack_level() -> int:

@@ -1,0 +1,88 @@
+"""
+What must be the same for a run to go on: numbers that tell models, kernels, data and versions apart.
+
+A function is told by what it computes: a checksum of the operations of its trace, with their shapes, their plain
+parameters, and the constants. It is the same in every process, where the text of a trace holds addresses.
+"""
+
+from importlib.metadata import version
+import sys
+from typing import Any
+import zlib
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+import numpy as np
+import numpyro
+
+from numpyro_sgmcmc.model.fingerprint import fingerprint
+
+PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)
+
+
+def versions() -> dict[str, str]:
+    """Of whatever may change the numbers of a run."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {
+        "numpyro_sgmcmc": version("numpyro_sgmcmc"),
+        "numpyro": numpyro.__version__,
+        "jax": jax.__version__,
+        "python": python,
+    }
+
+
+def checksum(fn: Any, *args: Any) -> int:
+    """Of what ``fn`` computes of arguments of these shapes."""
+    closed = jax.make_jaxpr(fn)(*args)
+    words: list[str] = []
+    _tell(closed, words)
+    return zlib.crc32("\n".join(words).encode())
+
+
+def _tell(program: Any, words: list[str]) -> None:
+    if isinstance(program, ClosedJaxpr):
+        words += [str(fingerprint((np.asarray(x),), {})) for x in program.consts if _is_number(x)]
+        program = program.jaxpr
+    for eqn in program.eqns:
+        values = [_literal(v) if isinstance(v, Literal) else str(v.aval) for v in eqn.invars]
+        words.append(f"{eqn.primitive.name} {values} {[str(v.aval) for v in eqn.outvars]}")
+        for name, value in sorted(eqn.params.items()):
+            _tell_parameter(name, value, words)
+
+
+def _tell_parameter(name: str, value: Any, words: list[str]) -> None:
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        _tell(value, words)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            _tell_parameter(name, part, words)
+    elif isinstance(value, PLAIN):
+        words.append(f"{name} {value}")
+
+
+def _literal(v: Any) -> str:
+    return f"{np.asarray(v.val)!r}" if _is_number(v.val) else str(v.aval)
+
+
+def _is_number(x: Any) -> bool:
+    return np.isscalar(x) or (hasattr(x, "dtype") and getattr(x.dtype, "kind", "V") in "biufc")
+
+
+def check_same(was: dict[str, Any], now: dict[str, Any], folder: Any) -> None:
+    """
+    :raises ValueError: the run of this folder is another one, with the name of the first thing that differs.
+    """
+    for name, value in now.items():
+        if was.get(name) != value:
+            what = (
+                "is not that"
+                if isinstance(value, int) and name in CHECKSUMS
+                else f"is {value!r}, not {was.get(name)!r}"
+            )
+            raise ValueError(
+                f"{name}: {what} of the run in {folder}, so its draws would not be those of one run. Go on with what "
+                "it was started with, or give another folder."
+            )
+
+
+CHECKSUMS = ("data", "model", "kernel", "rng_key", "init_params")

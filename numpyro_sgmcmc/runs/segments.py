@@ -1,0 +1,149 @@
+"""
+A run in pieces. One compiled loop serves pieces of any length, in the warm-up and after it:
+
+    for i in t .. t + n - 1:  state = sample(state);  buffer[(i - start) // thinning] = draw of the state
+
+Draw k is what the last transition of its ``thinning`` leaves, as in :class:`~numpyro.infer.MCMC`, whose numbers these
+are: the transition is the same program, and n and t are numbers that it is told.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+BUFFER = 2**26  # bytes of draws that are collected before they are written
+LONGEST = 1024  # transitions
+
+
+class Segments:
+    """
+    The chains of a run, under its chain method.
+
+    :param keys: one key, or one for each chain.
+    :param fields: collected fields of the state, the position first.
+    """
+
+    def __init__(self, mcmc: MCMC, keys: jax.Array, init_params: Any, fields: Sequence[str], args: tuple, kwargs: dict):
+        self.mcmc, self.keys, self.init_params, self.fields = mcmc, keys, init_params, fields
+        self.args, self.kwargs = args, kwargs
+        self.chains = mcmc.num_chains
+        self.total = mcmc.num_warmup + mcmc.num_samples
+        self.start = mcmc.num_warmup + mcmc.num_samples % mcmc.thinning
+        several = self.chains > 1
+        self.mapped = several and mcmc.chain_method != "vectorized"  # each chain by itself, or a state of several
+        first = jax.tree.map(lambda x: x[0], (keys, init_params)) if self.mapped else (keys, init_params)
+        self.state = jax.eval_shape(self._init, first)  # of one program: a chain, or all of them
+        collected = jax.eval_shape(self.collect, self.state)
+        self.draw, self.draw_tree = jax.tree.flatten(collected)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in self.draw) * (self.chains if self.mapped else 1)
+        self.longest = int(np.clip(BUFFER // max(size, 1), 1, LONGEST))
+        self._program = jax.jit(self._loop)
+        self._over_chains = jax.pmap(self._loop, in_axes=(0, None, None)) if mcmc.chain_method == "parallel" else None
+
+    # -- one program --------------------------------------------------------------------------------------------
+
+    def _init(self, start: tuple) -> Any:
+        key, init_params = start
+        state = self.mcmc.sampler.init(key, self.mcmc.num_warmup, init_params, self.args, self.kwargs)
+        # no weak types: what is read from a file has none, and would be compiled for again
+        return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype) if _is_number(x) else x, state)
+
+    def sample(self, state: Any) -> Any:
+        """A transition."""
+        return self.mcmc.sampler.sample(state, self.args, self.kwargs)
+
+    def collect(self, state: Any) -> dict[str, Any]:
+        """What is kept of a state, the position constrained."""
+        left_out = {name[3:] for name in self.fields if name.startswith("~z.")}
+        found = {name: _attribute(state, name) for name in self.fields if not name.startswith("~z.")}
+        z = found["z"]
+        constrain = self.mcmc.postprocess_fn or self.mcmc.sampler.postprocess_fn(self.args, self.kwargs)
+        z = jax.vmap(constrain)(z) if jnp.ndim(state.i) else constrain(z)
+        return found | {"z": {site: x for site, x in z.items() if site not in left_out}}
+
+    def _kept(self, t: Any) -> Any:
+        """Draws that t transitions leave."""
+        return (jnp if isinstance(t, jax.Array) else np).maximum(t - self.start, 0) // self.mcmc.thinning
+
+    def _loop(self, state: Any, t: jax.Array, n: jax.Array) -> tuple[Any, list[jax.Array]]:
+        before = self._kept(t)
+
+        def one(i, carry):
+            state, buffer = carry
+            state = self.sample(state)
+            place = self._kept(i) - before
+            leaves = jax.tree.leaves(self.collect(state))
+            return state, [x.at[place].set(leaf) for x, leaf in zip(buffer, leaves)]
+
+        slots = self.longest // self.mcmc.thinning + 2
+        buffer = [jnp.zeros((slots, *leaf.shape), leaf.dtype) for leaf in self.draw]
+        return lax.fori_loop(t, t + n, one, (state, buffer))
+
+    # -- all chains ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> Any:
+        """The states in which the run starts."""
+        at = self.keys, self.init_params
+        return self._map(self._init)(at) if self.mapped else self._init(at)
+
+    def _map(self, fn: Callable) -> Callable:
+        """As NumPyro maps a function over chains."""
+        method = self.mcmc.chain_method
+        if method == "sequential":
+            return lambda *trees: _stacked([fn(*_chain(trees, k)) for k in range(self.chains)])
+        return jax.pmap(fn) if isinstance(method, str) else method(fn)
+
+    def advance(self, state: Any, t: int, n: int) -> tuple[Any, list[np.ndarray]]:
+        """
+        ``n`` transitions after the first ``t``.
+
+        :return: the state, and the draws that they leave: of each collected array, shape ``(draws, chains, ...)``.
+        """
+        at = jnp.int32(t), jnp.int32(n)
+        if self._over_chains is not None and self.mapped:
+            state, buffers = self._over_chains(state, *at)
+        elif self.mapped:
+            state, buffers = self._map(lambda one: self._program(one, *at))(state)
+        else:
+            state, buffers = self._program(state, *at)
+        count = int(self._kept(t + n) - self._kept(t))
+        if self.mapped:
+            draws = [np.asarray(x)[:, :count].swapaxes(0, 1) for x in buffers]
+        elif self.chains > 1:
+            draws = [np.asarray(x)[:count] for x in buffers]
+        else:
+            draws = [np.asarray(x)[:count, None] for x in buffers]
+        return state, draws
+
+    def shapes(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Of one draw of all chains, of each collected array."""
+        front = (self.chains,) if self.mapped or self.chains == 1 else ()
+        return [((*front, *leaf.shape), leaf.dtype) for leaf in self.draw]
+
+    def whole(self, draws: list[np.ndarray]) -> dict[str, Any]:
+        """The collected fields of a run, chains in front, as :class:`~numpyro.infer.MCMC` holds them."""
+        return self.draw_tree.unflatten([jnp.asarray(x.swapaxes(0, 1)) for x in draws])
+
+
+def _attribute(state: Any, name: str) -> Any:
+    """``"momentum.mu"`` of a state, where some parts are dicts."""
+    for part in name.split("."):
+        state = state[part] if isinstance(state, dict) else getattr(state, part)
+    return state
+
+
+def _chain(tree: Any, k: int) -> Any:
+    return jax.tree.map(lambda x: x[k], tree)
+
+
+def _stacked(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _is_number(x: Any) -> bool:
+    return not jnp.issubdtype(x.dtype, jax.dtypes.extended)

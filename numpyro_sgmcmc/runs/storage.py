@@ -1,0 +1,196 @@
+"""
+What a run keeps on disk, so that a process may be killed between any two instructions.
+
+Draws are appended to one ``.npy`` file for each array, of shape ``(draws, chains, ...)``; its header is rewritten as
+the file grows, so ``numpy.load(..., mmap_mode="r")`` opens it while the run goes on. The state is a new ``.npz`` file
+each time. It is written last, under another name, and renamed, and says how many draws belong to it:
+
+    draws, fsync -> state, fsync -> rename, fsync of the folder -> older states removed
+
+A resume cuts the draws to that number. Whatever is between the steps of this list, a whole state and its draws are
+there. The two last states are kept; one that cannot be read is skipped for the one before. Nothing is pickled.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+import warnings
+import zipfile
+import zlib
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+from numpy.lib import format as npy
+
+from numpyro_sgmcmc.utils.compat import stack_level
+
+KEPT = 2  # states
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
+class Checkpoint(NamedTuple):
+    """
+    - **transition** - how many have been made, the warm-up's among them.
+    - **draws** - how many of each chain have been kept.
+    - **leaves** - of the state, in the order of ``jax.tree.leaves``.
+    """
+
+    transition: int
+    draws: int
+    leaves: list[np.ndarray]
+
+
+def write_whole(path: Path, write: Any) -> None:
+    """A file that is there as a whole or not at all: ``write(file)`` under another name, and a rename."""
+    part = path.with_name(f"{path.name}.part")
+    with open(part, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names of files reach the disk; only POSIX can and needs to be asked."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """As one whole file."""
+    write_whole(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
+
+
+# -- the state ------------------------------------------------------------------------------------------------------
+
+
+def to_host(state: Any) -> list[np.ndarray]:
+    """The leaves of a state, the data of typed keys for keys."""
+    return [np.asarray(random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in jax.tree.leaves(state)]
+
+
+def to_device(leaves: Sequence[np.ndarray], like: Any, keys: jax.Array) -> Any:
+    """The state of these leaves; ``like`` has its structure, and its typed keys are of the kind of ``keys``."""
+    old, treedef = jax.tree.flatten(like)
+
+    def one(leaf, like):
+        return random.wrap_key_data(leaf, impl=random.key_impl(keys)) if _is_key(like) else jnp.asarray(leaf)
+
+    return treedef.unflatten([one(leaf, like) for leaf, like in zip(leaves, old, strict=True)])
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """A new file for the state; those before the last two are removed."""
+    numbers = np.array([checkpoint.transition, checkpoint.draws], np.int64)
+    arrays: dict[str, Any] = {f"leaf{k}": leaf for k, leaf in enumerate(checkpoint.leaves)}
+    path = folder / f"state-{checkpoint.transition:012d}.npz"
+    write_whole(path, lambda file: np.savez(file, numbers=numbers, **arrays))
+    for old in _states(folder)[KEPT:]:
+        old.unlink()
+
+
+def load(folder: Path, count: int) -> Checkpoint | None:
+    """
+    The last whole checkpoint, or None where none was ever written.
+
+    :param int count: leaves of a state.
+    :raises ValueError: every one of them is damaged.
+    """
+    paths = _states(folder)
+    for path in paths:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                transition, draws = map(int, file["numbers"])
+                leaves = [file[f"leaf{k}"] for k in range(count)]
+            _check_draws(folder, draws)
+            for damaged in paths[: paths.index(path)]:
+                damaged.unlink()
+            return Checkpoint(transition, draws, leaves)
+        except UNREADABLE as error:
+            warnings.warn(
+                f"the checkpoint {path} is damaged ({error}); the run goes on from the one before.",
+                stacklevel=stack_level(),
+            )
+    if paths:
+        raise ValueError(
+            f"no checkpoint in {folder} can be read. Remove the folder, or give another one, to start again."
+        )
+    return None
+
+
+def _states(folder: Path) -> list[Path]:
+    """The last one first."""
+    return sorted(folder.glob("state-*.npz"), reverse=True)
+
+
+# -- the draws ------------------------------------------------------------------------------------------------------
+
+
+def _check_draws(folder: Path, draws: int) -> None:
+    """:raises ValueError: fewer draws on disk than the state counts."""
+    for path in sorted((folder / "draws").glob("*.npy")):
+        shape, _, dtype, start = _header(path)
+        row = int(np.prod(shape[1:])) * dtype.itemsize
+        if path.stat().st_size < start + draws * row:
+            raise ValueError(f"{path.name} has less than its {draws} draws")
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    with open(path, "rb") as file:
+        assert npy.read_magic(file) == (1, 0)
+        return *npy.read_array_header_1_0(file), file.tell()
+
+
+class Growing:
+    """
+    A ``.npy`` file that grows along its first axis.
+
+    :param int rows: those that belong to the run; what is behind them is cut off.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: Any, rows: int):
+        self.path, self.shape, self.dtype, self.rows = path, shape, np.dtype(dtype), rows
+        if not path.exists():
+            if rows:
+                raise ValueError(f"{path} is missing, and holds draws of this run. Remove the folder to start again.")
+            write_whole(path, self._write_header)
+        start = _header(path)[-1]
+        self._file = open(path, "r+b")  # noqa: SIM115, closed by `close`
+        self._file.truncate(start + rows * int(np.prod(shape)) * self.dtype.itemsize)
+        self.sync()
+
+    def append(self, values: np.ndarray) -> None:
+        """Rows behind those that are there."""
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(np.ascontiguousarray(values, self.dtype).tobytes())
+        self.rows += len(values)
+
+    def sync(self) -> None:
+        """The rows reach the disk, and then the header that counts them."""
+        self._flush()
+        self._file.seek(0)
+        self._write_header(self._file)
+        self._flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _write_header(self, file: Any) -> None:
+        # NumPy leaves room for the first axis to grow, so the length of the header stays
+        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.rows, *self.shape)}
+        npy.write_array_header_1_0(file, header)
