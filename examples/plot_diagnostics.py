@@ -264,6 +264,12 @@ SHORT = {
 }
 
 
+def errors_of(cell):
+    if max(cell["mean"], cell["sd"]) > 100:
+        return "far off"
+    return f"mean {cell['mean']:.2f}, sd {cell['sd']:.0%}"
+
+
 def draw(table):
     names = list(table)
     figure, axes = plt.subplots(figsize=(2.6 * len(names) + 2, 8), layout="constrained")
@@ -271,7 +277,7 @@ def draw(table):
     for column, name in enumerate(names):
         for row, (_, cell) in enumerate(table[name].items()):
             axes.add_patch(plt.Rectangle((column, row), 1, 1, color=colours[cell["verdict"]]))
-            moved = f"mean {cell['mean']:.2f}, sd {cell['sd']:.0%}" if "mean" in cell else "refused at the start"
+            moved = errors_of(cell) if "mean" in cell else "refused at the start"
             weight = "bold" if cell.get("moved") else "normal"
             axes.text(column + 0.5, row + 0.3, moved, ha="center", va="center", fontsize=8, weight=weight)
             red = [SHORT.get(key, key) for key in cell["red"]]
