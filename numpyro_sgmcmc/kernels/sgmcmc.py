@@ -29,10 +29,9 @@ from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
-from numpyro_sgmcmc.model.local import checked_local, drawn_locally
+from numpyro_sgmcmc.model.local import with_local
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.model.summed import summed_out
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.tuning.step_rule import StepRule
@@ -165,9 +164,8 @@ class SGMCMC(MCMCKernel):
                 "itself. Give a step_size."
             )
         self._dense_mass, self._known = checked_found(dense_mass, settings, step_size)
-        self._model = self._users_model = checked_model(model)
-        if local is not None:
-            self._model = drawn_locally(summed_out(model), checked_local(local))
+        self._users_model = checked_model(model)
+        self._model = with_local(model, local)
         self._chain = Chain(
             dynamics,
             integrator,

@@ -21,6 +21,7 @@ import numpyro
 from numpyro.distributions import Distribution, biject_to
 
 from numpyro_sgmcmc.model.replay import FirstRun, LocalError, emit, run_again, to_plates
+from numpyro_sgmcmc.model.summed import summed_out
 
 
 class Conditional(NamedTuple):
@@ -57,6 +58,11 @@ def checked_local(local: Any) -> Any:
             "local_sites, or LocalGibbs(), LocalHMC(...), LocalLangevin(...)."
         )
     return local
+
+
+def with_local(model: Any, local: Any) -> Any:
+    """The model that a potential is made of: the model itself, or one whose local sites are drawn by ``local``."""
+    return model if local is None else drawn_locally(summed_out(model), checked_local(local))
 
 
 @dataclass(frozen=True)

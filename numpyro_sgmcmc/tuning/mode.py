@@ -14,6 +14,7 @@ from tqdm.auto import trange
 
 from numpyro_sgmcmc.gradients.full_pass import full_gradient, over_all_rows
 from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.model.local import with_local
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
@@ -37,6 +38,7 @@ def find_mode(
     num_steps: int = 10_000,
     optimizer: Any = None,
     progress_bar: bool = True,
+    local: Any = None,
     model_args: tuple | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
@@ -57,6 +59,7 @@ def find_mode(
     :param optimizer: of :mod:`numpyro.optim` or optax, for one round; None: Adam with a step size that falls
         geometrically from 0.1 to 1e-6 in each round.
     :param bool progress_bar: whether to show one for each round.
+    :param local: as for the kernels.
     :param model_args: arguments of the model, in place of ``args``.
     :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
     :param kwargs: more keyword arguments of the model.
@@ -100,6 +103,7 @@ def find_mode(
         loss = lambda u, rows, key: potential.estimate(_times(u, units), rows, key)  # noqa: E731
         return minimise(loss, optimizer, state, steps, Reshuffled(), potential.plates, key_rows, key_model)
 
+    model = with_local(model, local)
     ModelPotential.of(model, args, kwargs, batch_size)  # refuses before anything is compiled
     start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
     z, energies = start(key_start)
