@@ -45,8 +45,8 @@ def log_likelihood_of(
         plates = potential.plates
         if potential.draws_local_sites:
             raise ValueError(
-                "log_likelihood= is that of rows given the global sites, and this kernel draws the local sites of a row: "
-                "there is no density of the row alone. Leave log_likelihood out."
+                "log_likelihood= is that of rows given the global sites; this kernel draws the local sites of a row, "
+                "so there is no density of the row alone. Leave log_likelihood out."
             )
         about["plates"] = plates
         if plates:
