@@ -226,7 +226,7 @@ def local(x):
 
 
 def test_trap_14_latents_in_the_minibatched_plate():
-    with pytest.raises(ValueError, match="latent site 'own' stands inside the minibatched plate 'N'.*Marginalise"):
+    with pytest.raises(ValueError, match="latent site 'own' stands inside the minibatched plate 'N'.*marginalise"):
         start(kernel(local, batch_size={"N": models.B}))
 
 
