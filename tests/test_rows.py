@@ -230,10 +230,10 @@ def test_shuffle_rows_refuses_arrays_of_unlike_length(arrays):
         shuffle_rows(random.key(0), *arrays)
 
 
-def test_random_numbers_of_a_chain_are_drawn_in_two_files():
+def test_random_numbers_of_a_chain_are_drawn_in_three_files():
     """
-    Calls that draw, in the code of the package (not its docstrings): rows, noise, and what diagnostics choose of the
-    draws and the rows of a run that has ended.
+    Calls that draw, in the code of the package (not its docstrings): rows, noise, local sites, and what diagnostics choose
+    of the draws and the rows of a run that has ended.
     """
     draws = {"normal", "uniform", "randint", "choice", "permutation", "bits", "bernoulli", "gamma", "exponential"}
     package = pathlib.Path(inspect.getfile(numpyro_sgmcmc)).parent
@@ -242,4 +242,8 @@ def test_random_numbers_of_a_chain_are_drawn_in_two_files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in draws and "random" in ast.unparse(node.value):
                 files.add(path.relative_to(package).as_posix())
-    assert {file for file in files if not file.startswith("diagnostics/")} == {"rows/schemes.py", "utils/noise.py"}
+    assert {file for file in files if not file.startswith("diagnostics/")} == {
+        "rows/schemes.py",
+        "utils/noise.py",
+        "model/local_moves.py",
+    }

@@ -227,6 +227,8 @@ def _chains(stuck: np.ndarray, refused: np.ndarray) -> str:
 
 def _off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
     """The mean temperature if it is certainly too high or too low, else 0."""
+    if not chains.size:
+        return 0.0
     T = temperature[chains]
     if T.size >= 4 and T.min() > BLATANT:
         return float(np.median(T))

@@ -43,7 +43,7 @@ class FirstRun(Messenger):
         self.frames: dict[str, int] = {}  # plates of the local sites -> dim
         self.plates: dict[str, tuple[tuple, jax.Array]] = {}  # arguments and rows of every plate
         self.values: dict[str, Any] = {}
-        self.flows: list[Any] = []  # values of scans
+        self.nameless: dict[str, list[Any]] = {"control_flow": [], "prng_key": []}  # values of scans, keys
         self.hidden: set[str] = set()
         self.observed: list[str] = []  # the observed sites among these
         self.latents: list[str] = []
@@ -82,9 +82,9 @@ class FirstRun(Messenger):
     def postprocess_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
             self.plates[msg["name"]] = msg["args"], msg["value"]
-        elif msg["type"] == "control_flow":
-            self.flows.append(msg["value"])
-        elif msg["type"] in ("sample", "param", "prng_key", "mutable"):
+        elif msg["type"] in self.nameless:
+            self.nameless[msg["type"]].append(msg["value"])
+        elif msg["type"] in ("sample", "param", "mutable"):
             self.values[msg["name"]] = msg["value"]
             if msg["type"] == "sample" and not msg["is_observed"]:
                 self.latents.append(msg["name"])
@@ -97,7 +97,7 @@ class FirstRun(Messenger):
 class _Replay(Messenger):
     def __init__(self, first: FirstRun, value_of: Callable[[str, Any], Any]):
         self.first, self.value_of = first, value_of
-        self.flows = iter(first.flows)
+        self.nameless = {kind: iter(values) for kind, values in first.nameless.items()}
         self.densities: dict[str, jax.Array] = {}
         super().__init__(None)
 
@@ -106,8 +106,8 @@ class _Replay(Messenger):
         msg["stop"] = True
         if msg["type"] == "plate":
             msg["args"], msg["value"] = first.plates[name]
-        elif msg["type"] == "control_flow":
-            msg["value"] = next(self.flows)
+        elif msg["type"] in self.nameless:
+            msg["value"] = next(self.nameless[msg["type"]])
         elif name in first.sites:
             msg["value"] = self.value_of(name, msg["fn"])
         elif name in first.values and not msg.get("is_observed"):
