@@ -232,8 +232,8 @@ def test_shuffle_rows_refuses_arrays_of_unlike_length(arrays):
 
 def test_random_numbers_of_a_chain_are_drawn_in_three_files():
     """
-    Calls that draw, in the code of the package (not its docstrings): rows, noise, local sites, and what diagnostics choose
-    of the draws and the rows of a run that has ended.
+    Calls that draw, in the code of the package (not its docstrings): rows, noise, local sites, and what diagnostics
+    choose of the draws and the rows of a run that has ended.
     """
     draws = {"normal", "uniform", "randint", "choice", "permutation", "bits", "bernoulli", "gamma", "exponential"}
     package = pathlib.Path(inspect.getfile(numpyro_sgmcmc)).parent
