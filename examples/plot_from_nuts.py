@@ -94,7 +94,7 @@ def draw(ours, theirs):
         ax.errorbar(place, z.mean(0), 2 * z.std(0), fmt=".", ms=4, lw=1, color=color, label=label)
     ax.set(xlabel="coordinate", ylabel="sds of NUTS from its mean")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, ncol=2)
+    fig.legend(loc="outside upper right", frameon=False, ncol=2)
     return fig
 
 
