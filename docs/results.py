@@ -152,6 +152,28 @@ def networks(m):
         yield f"{m['data']}: {name}, averaged predictions", paper, ", ".join(cells)
 
 
+def cells(m):
+    """What is neither a setting nor the time."""
+    return ((name, found) for name, found in m.items() if name not in ("settings", "seconds"))
+
+
+def recipe(m):
+    for name, found in cells(m):
+        yield f"{name}: KL {', KL '.join(found)}", "none", ", ".join(f"{x:.4f}" for x in found.values())
+
+
+def simplex(m):
+    for name, found in cells(m):
+        ours = f"{found['mean distance']:.4f}, {found['worst']:.4f}"
+        yield f"{name}: distance from the law of a category, mean and worst", "none", ours
+
+
+def noise(m):
+    for name, found in cells(m):
+        ours = f"{100 * found['excess']:.1f} %; {100 * found['error']:.1f} % after {found['rows']:.1e} rows"
+        yield f"{name}: excess of the variances; their error in a chain", "none", ours
+
+
 PROGRAMS = {
     "step_size_bias": ("Chen et al. (2015), figure 1", step_size_bias),
     "convergence_rates": ("Chen et al. (2015), figures 2 and 3", convergence_rates),
@@ -167,6 +189,9 @@ PROGRAMS = {
     "minibatch_bias": ("beyond the papers", minibatch_bias),
     "hierarchical": ("beyond the papers", hierarchical),
     "covertype_scale": ("beyond the papers", covertype_scale),
+    "recipe": ("Ma, Chen & Fox (2015)", recipe),
+    "simplex": ("Patterson & Teh (2013), Baker et al. (2018)", simplex),
+    "noise": ("beyond the papers", noise),
 }
 HIDDEN = ("out", "fast", "data_dir", "data", "as_shown")
 

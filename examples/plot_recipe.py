@@ -7,8 +7,7 @@ Chen & Fox 2015). This program makes two that have no name, on the double well o
 laws of both.
 
 The potential is :math:`U(\theta) = (\theta + 4)(\theta + 1)(\theta - 1)(\theta - 3) / 14 + 1/2`. The law of the draws
-should be
-:math:`\exp(-U)`.
+should be :math:`\exp(-U)`.
 """
 
 from gallery import expect_refusals, parsed, parser, save
@@ -146,9 +145,8 @@ def draw(results, right, wrong):
 # %%
 # The claims
 # ----------
-# The metric and the memory have the law exp(-U) up to an error of their steps, which for the metric
-# is seen to fall with h. Without its divergence the
-# metric's law is exp(-U) / D, at every step size.
+# The metric and the memory have the law exp(-U) up to an error of their steps, which for the metric is seen to fall
+# with h. Without its divergence the metric's law is exp(-U) / D, at every step size.
 
 
 def main(args):

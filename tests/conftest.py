@@ -1,5 +1,6 @@
 """The climate of the tests, set before jax looks for devices."""
 
+from collections import Counter
 from importlib.metadata import version
 import os
 import shutil
@@ -21,6 +22,17 @@ if "PYTEST_XDIST_WORKER" in os.environ or "JAX_COMPILATION_CACHE_DIR" not in os.
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at ``-m``
+def pytest_collection_modifyitems(items):
+    cases = Counter()
+    for item in items:
+        every = item.get_closest_marker("every")
+        if every is not None:
+            if cases[item.parent, item.function] % every.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[item.parent, item.function] += 1
 
 
 @pytest.hookimpl(tryfirst=True)

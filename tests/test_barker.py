@@ -96,6 +96,7 @@ def test_the_direction_is_that_of_barker():
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("energy", [lambda z: z**2 / 2, lambda z: z**4 / 4 + z], ids=["normal", "skewed"])
+@pytest.mark.every(2)
 def test_the_law_is_of_order_1(energy, monkeypatch):
     steps = (0.08, 0.04)
     gradient = jax.vmap(jax.grad(energy))
@@ -114,6 +115,7 @@ def test_on_a_gaussian_the_variance_is_that_of_the_docstring(monkeypatch):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("tau", [0.5, 1.5])
+@pytest.mark.every(2)
 def test_with_normal_noise_the_step_is_the_same_in_law(tau, monkeypatch):
     h = 0.1  # tau |w| is at most .95 here, within 1.0775
     without = transition(lambda z: z, h, monkeypatch)
@@ -172,6 +174,7 @@ def heavy(precision=1.0):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_it_withstands_gradients_of_a_student_law():
     """Of one degree of freedom: without a mean. SGLD follows them wherever they lead."""
     none = {"auxiliary": {"z": jnp.zeros((256, 1))}}
@@ -183,6 +186,7 @@ def test_it_withstands_gradients_of_a_student_law():
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_the_posterior_is_right_where_minibatches_would_widen_it_by_a_fifth():
     N, chains = len(X), 128
     h = 0.4 / (N * (N / 100 - 1))  # h s^2 / 2 is 0.2

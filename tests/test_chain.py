@@ -54,6 +54,7 @@ EVERY = [(SGLD, "E"), (SGHMC, "ABOBA"), (SGHMC, "BAOAB"), (SGHMC, "EA"), (SGNHT,
 
 
 @pytest.mark.parametrize("kernel_class, word", EVERY)
+@pytest.mark.every(2)
 def test_a_refused_step_reverses_the_momentum_and_all_else_goes_on(kernel_class, word):
     """Back to the last position of finite energy; a second refusal in a row halves the momentum too."""
     kernel = kernel_class(model, step_size=0.05, integrator=word, batch_size=1)

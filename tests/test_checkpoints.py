@@ -102,6 +102,7 @@ CASES = {
 @as_users_run
 @pytest.mark.filterwarnings("ignore:Some donated buffers")  # by NumPyro's own loop, under jax.vmap
 @pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
+@pytest.mark.every(4)
 def test_a_run_that_was_stopped_has_the_draws_of_one_that_was_not(options, tmp_path):
     """Stopped in the warm-up and after it, and resumed by objects of their own."""
     for transition in (4, 20):
@@ -109,6 +110,7 @@ def test_a_run_that_was_stopped_has_the_draws_of_one_that_was_not(options, tmp_p
     assert_same(checkpointed(tmp_path, make(**options)), undisturbed(make(**options)))
 
 
+@pytest.mark.slow
 def test_numbers_that_the_warm_up_finds(tmp_path):
     make_tuned = lambda: make(SGHMC(models.gaussian, batch_size=models.B))  # noqa: E731
     stopped(tmp_path / "a", 4, mcmc=make_tuned())
@@ -125,6 +127,7 @@ def test_parallel_chains(tmp_path):
 
 
 @as_users_run
+@pytest.mark.slow
 def test_keys_of_another_kind(tmp_path):
     """Typed keys, which are not arrays of numbers, are in the state."""
     with jax.default_prng_impl("rbg"):

@@ -66,6 +66,7 @@ def on_the_device():
         ("memmap", "control variate", False),
     ],
 )
+@pytest.mark.every(4)
 def test_one_copy_is_alive_after_a_run(data, progress_bar, gradient, copies):
     before = on_the_device()
     options = {} if gradient == "minibatch" else {"gradient": ControlVariate({"mu": jnp.zeros(())})}

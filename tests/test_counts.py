@@ -87,6 +87,7 @@ def test_a_step_does_the_work_of_one_written_by_hand():
 @pytest.mark.parametrize(
     "kernel_class, word", [(SGHMC, "ssi"), (SGHMC, "BAOAB"), (SGHMC, "NOGIN"), (SGNHT, "ssi"), (MSGNHT, "ADBOBDA")]
 )
+@pytest.mark.every(2)
 def test_every_sampler_evaluates_one_gradient_a_step(kernel_class, word):
     """A gradient is 4 B d operations; what else a step does is O(d)."""
     rows = kernel_class(model, step_size=H, integrator=word).rows
@@ -103,6 +104,7 @@ def test_gradients_of_a_batch_that_a_step_evaluates(gradient, gradients, monkeyp
 
 
 @pytest.mark.parametrize("per", ["row", "batch", "linear"])
+@pytest.mark.every(3)
 def test_a_pass_over_a_table_does_less_work_than_an_epoch_of_steps(per, monkeypatch):
     """One in 16 epochs, in as many pieces as an epoch has steps; the compiler counts a piece in each step."""
     counted = step.__wrapped__(SGLD, gradient=SAGA(per))[0]
@@ -115,6 +117,7 @@ SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), With
 
 
 @pytest.mark.parametrize("gradient", ESTIMATORS[:1] + ESTIMATORS[3:], ids=str)
+@pytest.mark.every(2)
 def test_a_step_does_the_same_work_whatever_the_size_of_the_data(gradient):
     # in whole batches: the compiler counts what SAGA does with the rest when it takes its sum anew
     small, large = (step(SGLD, N, gradient=gradient)[0] for N in (40 * B, 4000 * B))
@@ -122,6 +125,7 @@ def test_a_step_does_the_same_work_whatever_the_size_of_the_data(gradient):
 
 
 @pytest.mark.parametrize("rows", SCHEMES, ids=repr)
+@pytest.mark.every(2)
 def test_the_state_holds_nothing_as_long_as_the_data(rows):
     N = 9973
     for kernel_class in (SGLD, SGHMC, SGNHT, MSGNHT):

@@ -39,6 +39,7 @@ def test_steps_that_explore_are_those_of_gradient_descent():
 
 @pytest.mark.parametrize("word", ["ABOBA", "ssi", "BAOAB", "euler", "NOGIN"])
 @pytest.mark.parametrize("make", [SGHMC, AdaptiveSGHMC])
+@pytest.mark.every(4)
 def test_any_word_can_be_quiet(make, word):
     kernel = make(gaussian(), step_size=SCHEDULE, integrator=word)
     one, other = (path(kernel, 6, random.key(k)) for k in (1, 2))

@@ -23,6 +23,7 @@ def program(name, *args, cwd, **environment):
     )
 
 
+@pytest.mark.slow
 def test_logistic_regression_on_simulated_rows(tmp_path):
     done = program("logistic_regression.py", "--fast", "--out", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

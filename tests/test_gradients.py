@@ -106,6 +106,7 @@ def aged(kernel, state=None, args=ARGS, z=Z):
 
 
 @pytest.mark.parametrize("gradient", ESTIMATORS, ids=lambda g: re.sub(r"\(center=.*?\)\}", "(", str(g)))
+@pytest.mark.every(2)
 def test_the_mean_over_all_batches_is_the_full_gradient(gradient):
     """
     Exactly, at a fresh state and at states aged under two row schemes: with rows drawn twice among what is remembered,
@@ -121,6 +122,7 @@ def test_the_mean_over_all_batches_is_the_full_gradient(gradient):
 
 
 @pytest.mark.parametrize("gradient", [SVRG(update_every=3), SAGA(), SAGA("batch"), SAGA("linear", "online")], ids=str)
+@pytest.mark.every(2)
 def test_the_mean_is_exact_where_the_batch_size_does_not_divide(gradient):
     """23 rows in batches of 5: over all cyclic windows, or over the 5 batches of the partition, the last of 3 rows."""
     args = tuple(x[:23] for x in ARGS)
@@ -147,6 +149,7 @@ def test_the_gradient_of_two_crossed_plates_is_exact():
 
 
 @pytest.mark.parametrize("gradient", ESTIMATORS, ids=lambda g: re.sub(r"\(center=.*?\)\}", "(", str(g)))
+@pytest.mark.every(2)
 def test_the_mean_energy_over_all_batches_is_that_of_all_rows(gradient):
     """Exactly: 23 rows in batches of 5, over all cyclic windows, or over the batches of a partition."""
     args = tuple(x[:23] for x in ARGS)
@@ -180,6 +183,7 @@ def test_saga_is_algorithm_1():
 
 @pytest.mark.parametrize("per", TABLES)
 @pytest.mark.parametrize("rows", [WithoutReplacement(), WithReplacement()], ids=str)
+@pytest.mark.every(3)
 def test_a_refused_evaluation_leaves_what_is_seen_and_its_count(per, rows):
     kernel = make(SAGA(per, "online"), rows=rows)
     state = started(kernel)
@@ -190,6 +194,7 @@ def test_a_refused_evaluation_leaves_what_is_seen_and_its_count(per, rows):
 
 
 @pytest.mark.parametrize("per, init", [("row", "full"), ("row", "online"), ("linear", "zeros")])
+@pytest.mark.every(3)
 def test_trap_29_a_row_drawn_twice_is_written_once(per, init):
     kernel = make(SAGA(per, init), rows=WithReplacement())
     state = aged(kernel)
@@ -229,6 +234,7 @@ def test_a_word_of_two_gradients_remembers_the_last():
 
 
 @pytest.mark.parametrize("kernel, rows", [(SGHMC, Reshuffled()), (MSGNHT, WithReplacement())])
+@pytest.mark.every(2)
 def test_the_linear_table_gives_the_chain_of_the_table_of_rows(kernel, rows):
     """Other numbers are remembered, the estimates are the same: the draws agree to rounding."""
     states = [aged(make(SAGA(per), kernel=kernel, rows=rows)) for per in ("row", "linear")]
@@ -243,6 +249,7 @@ def test_stored_control_variates_are_those_computed_anew():
 
 
 @pytest.mark.parametrize("per, init", [("row", "full"), ("row", "online"), ("batch", "full"), ("linear", "full")])
+@pytest.mark.every(2)
 def test_the_sum_over_the_table_does_not_keep_the_rounding_of_a_far_start(per, init):
     """In float32: what the sum is off by, in standard deviations of the gradient over data of standard deviation 1."""
     with jax.enable_x64(False):
@@ -357,6 +364,7 @@ def test_chains_agree_with_single_chains():
 
 @pytest.mark.parametrize("per", TABLES)
 @pytest.mark.parametrize("chains", [None, 3])
+@pytest.mark.every(4)
 def test_trap_28_a_table_is_written_in_place(per, chains):
     """The compiled loop needs no room for a second table, be it for one chain or for several."""
     X = random.normal(random.key(0), (100_000, models.DIM))
@@ -594,6 +602,7 @@ def test_tables_follow_a_design_that_changes(gradient):
 
 
 @pytest.mark.parametrize("gradient", [ControlVariate({"tau": 0.2}), SVRG(), ControlVariate({"tau": 0.2}, "row")])
+@pytest.mark.every(3)
 def test_anchors_follow_the_values_that_a_gibbs_sampler_conditions_on(gradient):
     """After a refresh the mean over all batches is the full gradient under the new values, not under the old."""
     kernel = SGLD(models.precision, step_size=1e-3, batch_size=models.B, gradient=gradient)

@@ -74,6 +74,7 @@ def assert_same(a, b):
 
 
 @methods
+@pytest.mark.every(2)
 def test_a_key_means_the_same_draws_under_every_chain_method(method):
     mcmc = run(method)
     samples, fields = draws(mcmc)
@@ -108,6 +109,7 @@ def test_raw_and_typed_keys_mean_the_same():
 
 
 @pytest.mark.parametrize("chains", [1, 2])
+@pytest.mark.every(2)
 def test_a_default_of_other_random_bits(chains):
     """The data of such a key are four numbers, which would be taken for a batch of keys."""
     with jax.default_prng_impl("rbg"):
@@ -181,6 +183,7 @@ def test_init_params_are_unconstrained_and_may_be_partial():
 
 
 @methods
+@pytest.mark.every(2)
 def test_init_params_by_chain(method):
     """With a step size of 1e-12 the chains stay where they were put."""
     starts = {"mu": jnp.array([-3.0, 4.0])}
@@ -269,6 +272,7 @@ def with_rows(a, b):
 
 
 @methods
+@pytest.mark.every(4)
 def test_resume_is_exact(method):
     whole, half = run(method), pickle.loads(pickle.dumps(run(method, num_samples=SAMPLES // 2)))
     first = draws(half)

@@ -125,6 +125,7 @@ def exact(schedule, i):
 
 
 @pytest.mark.parametrize("name, gradient", [*((name, Minibatch()) for name in SCHEDULES), ("polynomial", SVRG())])
+@pytest.mark.every(2)
 def test_step_sizes_beyond_the_range_of_the_counter(name, gradient):
     schedule = SCHEDULES[name]
     kernel = SGLD(models.gaussian, step_size=schedule, batch_size=models.B, gradient=gradient)

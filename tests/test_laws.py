@@ -67,6 +67,7 @@ def test_sghmc_euler_is_of_order_1_jointly_and_2_in_z(monkeypatch):
 
 
 @pytest.mark.parametrize("word", ["ssi", "AFBNFA", "OBABO", "OABAO", "NFBABFN", "BAFNFAB"])
+@pytest.mark.every(2)
 def test_symmetric_words_are_of_order_2(word, monkeypatch):
     assert order(bias(sghmc(word), monkeypatch, "all"), STEPS) == pytest.approx(2, abs=0.1)
     assert order(bias(sghmc(word), monkeypatch, "z"), STEPS) == pytest.approx(2, abs=0.1)
@@ -74,6 +75,7 @@ def test_symmetric_words_are_of_order_2(word, monkeypatch):
 
 @pytest.mark.parametrize("word", ["ABOBA", "BAOAB", "BAOA"])
 @pytest.mark.parametrize("mass", [None, 0.5, {"z": np.array([0.5, 2.0])}])
+@pytest.mark.every(2)
 def test_words_that_are_exact_in_z(word, mass, monkeypatch):
     assert bias(sghmc(word, inverse_mass_matrix=mass), monkeypatch, "z").max() < 1e-10
 
@@ -122,6 +124,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("kernel_class, word, K", WORDS)
+@pytest.mark.every(4)
 def test_local_order_on_a_skewed_target(kernel_class, word, K, monkeypatch):
     kernel = kernel_class(gaussian(np.eye(1)), step_size=0.1, integrator=word)
     steps = (0.04, 0.02, 0.01)
@@ -169,6 +172,7 @@ THERMOSTATS = [(SGNHT, "ADBOBDA"), (SGNHT, "ssi"), (MSGNHT, "ADBOBDA"), (MSGNHT,
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("kernel_class, word", THERMOSTATS)
+@pytest.mark.every(2)
 def test_thermostats_leave_the_posterior(kernel_class, word):
     # h = 0.05: the bias of a word of order 2 is below a tenth of the standard error
     kernel = kernel_class(gaussian(), step_size=0.05, diffusion=1.0, integrator=word, steps_per_sample=10)

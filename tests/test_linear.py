@@ -76,6 +76,7 @@ def agree(states):
 
 
 @pytest.mark.parametrize("model, shape", [(categorical, (models.N, CLASSES)), (groups, (models.N,))])
+@pytest.mark.every(2)
 def test_the_linear_predictor_is_found(model, shape):
     states = [aged(SAGA(per), model) for per in ("row", "linear")]
     assert states[1].gradient_state.table.shape == shape

@@ -94,6 +94,7 @@ MODELS = [
 
 @pytest.mark.parametrize("model, truth, data, plate", MODELS)
 @pytest.mark.parametrize("size", [B, None])
+@pytest.mark.every(3)
 def test_a_sum_is_the_marginal(model, truth, data, plate, size):
     """Energy, gradient, and the energies of single rows, on a minibatch and on all rows."""
     batch = None if size is None else {plate: size}
@@ -124,6 +125,7 @@ CENTER = {"means": jnp.array([-2.0, 1.4]), "weight": jnp.array(0.2)}
 @pytest.mark.parametrize(
     "gradient", [SAGA(), SAGA(per="batch"), SVRG(), ControlVariate(CENTER)], ids=lambda g: type(g).__name__
 )
+@pytest.mark.every(4)
 def test_chains_are_those_of_the_marginal(gradient):
     """The same keys give the same draws, by every estimator, and no draw has a site of a row in it."""
     kernels = [SGLD(f, step_size=0.01, batch_size=B, gradient=gradient, steps_per_sample=9) for f in (summed, marginal)]
@@ -134,6 +136,7 @@ def test_chains_are_those_of_the_marginal(gradient):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), ours, theirs)
 
 
+@pytest.mark.slow
 def test_gradient_noise_is_that_of_the_marginal():
     noises = []
     for model in (summed, marginal):
@@ -144,6 +147,7 @@ def test_gradient_noise_is_that_of_the_marginal():
     assert noises[0]["weight"] > 0.1
 
 
+@pytest.mark.slow
 def test_all_rows_leave_out_what_is_not_sampled():
     """Without minibatches too, and a deterministic site that depends on a summed one is not a draw."""
     mcmc = MCMC(SGLD(summed, step_size=0.01), num_warmup=1, num_samples=2, progress_bar=False)

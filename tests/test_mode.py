@@ -56,6 +56,7 @@ HALVED = optax.exponential_decay(0.1, 100, 0.5)
 @pytest.mark.parametrize(
     "optimizer", [None, optax.adam(HALVED), Adam(lambda k: 0.1 * 0.5 ** (k / 100))], ids=["default", "optax", "numpyro"]
 )
+@pytest.mark.every(4)
 def test_it_arrives_within_a_round(optimizer, batch_size, monkeypatch):
     monkeypatch.setattr(mode_module, "ROUNDS", 1)
     options = {"num_steps": 1500, "optimizer": optimizer, "progress_bar": False}
@@ -65,6 +66,7 @@ def test_it_arrives_within_a_round(optimizer, batch_size, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_steps", [1000, 10_000])
+@pytest.mark.every(4)
 def test_it_arrives_where_the_data_are_not_standardised(num_steps, seed):
     """Unconstrained values within a posterior standard deviation: sd / sqrt(N) of the mean, 1 / sqrt(2 N) of log sd."""
     x = 3 * FAR
@@ -79,6 +81,7 @@ def rounds_of(capsys):
     return len({bar.split(":")[0] for bar in bars})
 
 
+@pytest.mark.slow
 def test_there_are_no_more_rounds_than_needed(capsys):
     find_mode(gaussian, random.key(0), X, batch_size=100, num_steps=1500)
     assert rounds_of(capsys) == 1
@@ -130,6 +133,7 @@ def test_what_is_a_key():
             find_mode(gaussian, wrong, X)
 
 
+@pytest.mark.slow
 def test_a_model_with_arguments_of_the_same_names():
     def model(x, batch_size, num_steps=0.0):
         mu = numpyro.sample("mu", dist.Normal(0, 10))

@@ -61,6 +61,7 @@ def law(precision, s, h, friction, monkeypatch, word="NOGIN", mass=None, told=No
 
 
 @pytest.mark.parametrize("curvature, h, friction, s, by_aboba", CELLS)
+@pytest.mark.every(3)
 def test_z_is_exact_whatever_the_noise_of_the_gradient(curvature, h, friction, s, by_aboba, monkeypatch):
     cell = np.array([[curvature]]), np.array([s]), h, friction, monkeypatch
     covariance = law(*cell)
@@ -71,6 +72,7 @@ def test_z_is_exact_whatever_the_noise_of_the_gradient(curvature, h, friction, s
 
 
 @pytest.mark.parametrize("mass", MASSES)
+@pytest.mark.every(2)
 def test_z_is_exact_where_coordinates_differ_in_noise_and_mass(mass, monkeypatch):
     covariance = law(PRECISION, UNLIKE, 0.2, 1.5, monkeypatch, mass=mass)
     np.testing.assert_allclose(covariance[:2, :2], np.linalg.inv(PRECISION), atol=1e-9)
@@ -79,6 +81,7 @@ def test_z_is_exact_where_coordinates_differ_in_noise_and_mass(mass, monkeypatch
 
 
 @pytest.mark.parametrize("mass", MASSES)
+@pytest.mark.every(2)
 def test_without_noise_of_the_gradient_it_is_aboba(mass, monkeypatch):
     options = {"step_size": 0.3, "friction": 1.5, "inverse_mass_matrix": mass}
     with jax.enable_x64(True):
@@ -170,6 +173,7 @@ def run(word):
 
 
 @pytest.mark.filterwarnings("ignore:.*the kinetic temperature is 1")  # by ABOBA
+@pytest.mark.slow
 def test_the_posterior_is_right_where_minibatches_would_widen_it_by_half():
     ratios, inflation = run("NOGIN")
     assert ratios.std(ddof=1) / np.sqrt(CHAINS) < 0.01

@@ -58,6 +58,7 @@ def test_on_the_axes_that_are_given(mcmc):
     assert plot_noise_spectrum(mcmc, X, ax=ax, pairs=50) is ax
 
 
+@pytest.mark.slow
 def test_what_is_drawn(mcmc):
     halved = step_halving(mcmc, random.key(1), X)
     ax = plot_step_halving(halved)

@@ -128,6 +128,7 @@ def potential_of(model, batch_size=4, data=Y):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+@pytest.mark.every(3)
 def test_the_estimate_is_unbiased_over_disjoint_batches(model):
     potential, z = potential_of(model)
     full = potential_energy(full_rows(model), (Y,), {}, z)
@@ -141,6 +142,7 @@ def test_the_estimate_is_unbiased_over_disjoint_batches(model):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+@pytest.mark.every(3)
 def test_prior_and_rows_make_up_the_whole(model):
     potential, z = potential_of(model)
     full = potential_energy(full_rows(model), (Y,), {}, z)

@@ -34,6 +34,7 @@ def warmed_up(kernel, args=(), warmup=WARMUP, start=None):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("word", WORDS)
+@pytest.mark.every(2)
 def test_a_frozen_step_is_that_of_sghmc_with_this_mass(word, monkeypatch):
     kernel = AdaptiveSGHMC(gaussian(), step_size=0.1, friction=1.5, integrator=word)
     state = warmed_up(kernel)
@@ -142,6 +143,7 @@ def test_the_momentum_keeps_its_distribution_where_the_mass_changes():
 
 
 @pytest.mark.parametrize("word", ["ABOBA", "NOGIN"])
+@pytest.mark.slow
 def test_a_summary_knows_the_mass(word):
     kernel = AdaptiveSGHMC(
         models.logistic, step_size=0.05, friction=2.0, batch_size=models.B, integrator=word, steps_per_sample=5

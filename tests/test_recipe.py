@@ -91,6 +91,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.every(2)
 def test_the_rows_of_the_table(row):
     kernel, options, recipe = ROWS[row]
     common = {"step_size": 0.02, "batch_size": models.B, "rows": Reshuffled(), "steps_per_sample": 2}
@@ -215,6 +216,7 @@ SUBTRACT = {
 
 
 @pytest.mark.parametrize("name", SUBTRACT)
+@pytest.mark.every(3)
 def test_noise_of_the_gradient_is_taken_out(name, monkeypatch):
     """The step then has the law of the same step with full gradients, exactly: its covariance is 2 D h in all."""
     with jax.enable_x64(True):

@@ -72,6 +72,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("dynamics, word", OWN)
+@pytest.mark.every(4)
 def test_the_dynamics_leave_their_law(dynamics, word):
     common = isinstance(dynamics, NoseHoover) and not dynamics.elementwise
     momenta = 0 if isinstance(dynamics, Overdamped) else 2
@@ -139,6 +140,7 @@ OF_Z = {
 
 
 @pytest.mark.parametrize("name", OF_Z)
+@pytest.mark.every(3)
 def test_recipes_of_the_position(name):
     assert residual(OF_Z[name], "euler", position, *quadrature(energy, 0)) < ZERO
 
@@ -194,6 +196,7 @@ OF_MOMENTUM = {
 
 @pytest.mark.parametrize("word", ["euler", "E", "AP"])
 @pytest.mark.parametrize("name", OF_MOMENTUM)
+@pytest.mark.every(4)
 def test_recipes_with_a_momentum(name, word):
     nodes, weights = quadrature(energy, 2, points=31)
     assert residual(OF_MOMENTUM[name], word, with_momentum(2), nodes, weights) < ZERO
@@ -234,6 +237,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.every(3)
 def test_a_wrong_index_is_seen(wrong, monkeypatch):
     """With J[i, j, k] = dA_ij / dx_k: the right one is the sum of J[i, j, j], and no other leaves the law."""
     right = lambda J: jnp.einsum("ijj->i", J)  # noqa: E731
@@ -248,6 +252,7 @@ def test_a_wrong_index_is_seen(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in OF_Z])
+@pytest.mark.every(3)
 def test_a_divergence_left_out_is_seen(name, monkeypatch):
     monkeypatch.setattr(module, "divergence", lambda at, x, *_: jnp.zeros_like(x))
     assert residual(OF_Z[name], "euler", position, *quadrature(energy, 0)) > 1e-3

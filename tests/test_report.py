@@ -60,6 +60,7 @@ methods = pytest.mark.parametrize("method", METHODS)
 
 
 @methods
+@pytest.mark.every(4)
 def test_a_step_beyond_the_stability_limit(method):
     """h omega = 9, where nothing diverges since the gradient of a logistic model is bounded."""
     mcmc = make(method=method, step_size=9 / 20)
@@ -84,6 +85,7 @@ def test_data_that_are_not_finite(method):
 
 
 @methods
+@pytest.mark.every(4)
 def test_a_right_run_says_nothing_and_its_resume_on_rows_that_are_not_finite_does(method):
     """Nothing is wrong at the start, and then every step is refused; a resume with other data says that as well."""
     mcmc = make(method=method)
@@ -248,6 +250,7 @@ def test_a_temperature_that_is_a_little_off():
 
 @pytest.mark.optimised
 @methods
+@pytest.mark.every(4)
 def test_chains_that_never_mixed(method):
     """Of a posterior with two modes, a chain in each."""
     kernel = SGHMC(two_modes, step_size=0.1, friction=1.0, steps_per_sample=10)

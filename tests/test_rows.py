@@ -85,6 +85,7 @@ def test_pairs_of_rows_are_uniform(sizes):
 
 
 @pytest.mark.parametrize("batches", [5, 14, 15, 27, 33, 44, 52, *LONG[:4]])
+@pytest.mark.every(3)
 def test_pairs_of_contiguous_batches_are_uniform(batches):
     """In the first half of an epoch. The blocks are counted from that of the first batch, as their boundaries shift."""
     size, n = 3 * batches, (batches - 1) // 2
@@ -184,6 +185,7 @@ def test_rows_of_several_plates_are_independent(scheme):
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, Partition(Reshuffled())], ids=repr)
 @pytest.mark.parametrize("size, n", [(50, 3), (1000, 8)])
+@pytest.mark.every(2)
 def test_the_batch_number_may_be_any_uint32(scheme, size, n):
     """Rows at the largest numbers are rows, differ from those at others, and do not depend on how t is written."""
     draw = jax.jit(lambda t: scheme(random.key(9), t, size, n))

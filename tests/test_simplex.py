@@ -60,6 +60,7 @@ def variance_of_counts():
 
 
 @pytest.mark.parametrize("theta, b, h, rate", [(2.0, 3.0, 0.5, 1.0), (0.01, 0.1, 0.5, 1.0), (40.0, 30.0, 1e-2, 2.5)])
+@pytest.mark.every(3)
 def test_the_transition_is_that_of_the_process(theta, b, h, rate):
     """Its law is scipy's noncentral chi-square."""
     dynamics = CoxIngersollRoss({"x": np.array(rate)})
@@ -93,6 +94,7 @@ def test_scir_has_its_law_with_minibatches(h):
 
 
 @pytest.mark.parametrize("h", [0.2, 0.5])
+@pytest.mark.every(2)
 def test_sgrld_on_the_expanded_mean_has_its_law_with_minibatches(h):
     kernel = SGRLD(gamma, metric=ExpandedMean(), step_size=h, batch_size=B, rows=WithoutReplacement())
     mu = 20.5 + ROWS.sum()  # far from 0
@@ -141,6 +143,7 @@ def dirichlet_moments():
     return np.asarray(law.mean), np.asarray(law.variance)
 
 
+@pytest.mark.slow
 def test_scir_on_the_simplex_is_exact():
     p, diverging = ends(SCIR(categories, step_size=0.7), (X,), 20, {"p": np.log([14.0, 6, 0.5])}, site="p")
     assert not diverging
@@ -192,6 +195,7 @@ def poisson(x):
         numpyro.sample("x", dist.Poisson(0.5 * theta), obs=x[rows])
 
 
+@pytest.mark.slow
 def test_a_conditional_of_another_rate():
     kernel = SCIR(poisson, step_size=0.3, rate={"theta": 1 + 0.5 * N})
     theta, diverging = ends(kernel, (ROWS,), 30, {"theta": 0.0})
@@ -200,6 +204,7 @@ def test_a_conditional_of_another_rate():
     assert_moments(theta, b / r, b / r**2)
 
 
+@pytest.mark.slow
 def test_weights_of_a_mixture_have_expected_counts():
     """Not conjugate, so of order 1: the mean against that of a grid."""
     centers, x = jnp.array([-1.0, 1.0]), np.random.default_rng(0).normal(0.4, 1, 12)

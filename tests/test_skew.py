@@ -32,6 +32,7 @@ def x64():
         (lambda h: SGHMC(gaussian(PRECISION), step_size=h, skew=Q, integrator="euler"), 1),
     ],
 )
+@pytest.mark.every(3)
 def test_the_law_is_that_without_a_skew_matrix(make, K, monkeypatch):
     def error(h):
         kernel = make(h)

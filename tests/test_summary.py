@@ -69,6 +69,7 @@ def test_laws_that_are_known():
     assert (balanced.noise > 0.01).all()
 
 
+@pytest.mark.slow
 def test_where_a_step_is_no_longer_stable():
     for word, limit in (("ABOBA", 2 / np.sqrt(CURVATURE)), ("BAOAB", 2 / np.sqrt(CURVATURE))):
         inside, beyond = (
@@ -174,6 +175,7 @@ def short(kernel, *args, num_warmup=50, num_samples=60, num_chains=2, seed=0, **
     return mcmc
 
 
+@pytest.mark.slow
 def test_the_control_variate_of_a_linear_gradient_leaves_no_noise():
     """Rows enter the gradient of a normal mean by a constant alone, so that g is the gradient over all rows."""
     x = np.random.default_rng(0).normal(size=3000).astype(np.float32)
@@ -247,6 +249,7 @@ FAULTS = {
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.every(3)
 def test_planted_faults(fault):
     options, line = FAULTS[fault]
     found = summary(run(**options), X, Y)
@@ -323,6 +326,7 @@ def test_every_chain_method(method):
     assert np.isfinite(summary(mcmc, ROWS)["virial"]["value"])
 
 
+@pytest.mark.slow
 def test_one_chain_and_two_plates():
     table = models.TABLE.astype(np.float32)
     kernel = SGHMC(models.crossed, friction=5.0, **SMALL | {"batch_size": {"columns": 6, "rows": 2}})

@@ -74,6 +74,7 @@ def assert_near(z, mean, sd, tolerance):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.every(3)
 def test_a_wall(case):
     kernel_class, options, tolerance = CASES[case]
     z, mcmc = draws(half_normal, kernel_class, 0.5, **options)
@@ -83,6 +84,7 @@ def test_a_wall(case):
 
 
 @pytest.mark.parametrize("case", ["SGLD", "ABOBA", "EA"])
+@pytest.mark.every(3)
 def test_a_wall_at_every_step(case):
     """Each draw is a step, each step may leave the support, and none of the draws does."""
     kernel_class, options, tolerance = CASES[case]
@@ -92,6 +94,7 @@ def test_a_wall_at_every_step(case):
 
 
 @pytest.mark.parametrize("case", ["SGLD", "ABOBA", "MSGNHT"])
+@pytest.mark.every(2)
 def test_a_support_that_depends_on_a_latent(case):
     kernel_class, options, tolerance = CASES[case]
     z, _ = draws(uniform, kernel_class, 3.0, DATA, **options)
@@ -101,6 +104,7 @@ def test_a_support_that_depends_on_a_latent(case):
 
 @pytest.mark.filterwarnings("ignore:.*the kinetic temperature")  # halved momenta are cold ones
 @pytest.mark.parametrize("word", ["ABOBA", "BAOAB", "ABO", "EA"])
+@pytest.mark.every(2)
 def test_two_walls_closer_than_a_step(word):
     """A refused step reverses the momentum, a second one halves it too: the chain is not caught between the walls."""
     z, mcmc = draws(box, SGHMC, 0.5, step_size=0.7, integrator=word, friction=0.3)

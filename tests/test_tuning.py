@@ -60,6 +60,7 @@ def funnel(y):
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.every(4)
 def test_columns_of_unlike_scale_and_correlated(kernel):
     """A regression with its exact posterior: along its axes, where each standard deviation is 1, and its means."""
     with warnings.catch_warnings():
@@ -82,6 +83,7 @@ def test_columns_of_unlike_scale_and_correlated(kernel):
 
 
 @pytest.mark.parametrize("chain_method", ["sequential", "parallel"])
+@pytest.mark.every(2)
 def test_chains_that_tune_themselves_one_by_one(chain_method):
     kernel = SGHMC(regression, batch_size=100)
     mcmc = tuned(kernel, X, Y, num_warmup=64, num_samples=8, num_chains=2, chain_method=chain_method)
@@ -101,6 +103,7 @@ def test_a_resume_goes_on_with_what_was_found():
     assert (before["coordinates"].scale == after["coordinates"].scale).all()
 
 
+@pytest.mark.slow
 def test_the_law_is_frozen_after_half_of_the_warm_up():
     kernel = SGHMC(regression, batch_size=100)
     state = kernel.init(random.split(random.key(0), 4), 80, None, (X, Y), {})
@@ -159,6 +162,7 @@ def test_coordinates_in_blocks(dense_mass):
     np.testing.assert_array_equal(coupled, together | np.eye(4, dtype=bool))
 
 
+@pytest.mark.slow
 def test_a_run_can_start_with_the_settings_of_another():
     found = settings(tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=80, num_samples=1))
     kernel = SGLD(regression, batch_size=200, settings=found)

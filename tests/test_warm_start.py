@@ -30,6 +30,7 @@ def test_members_arrive_and_differ(optimizer):
 
 
 @pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.every(2)
 def test_they_go_straight_into_as_many_chains(members):
     data = models.X, models.COUNTS
     starts = warm_start(models.logistic, KEY, *data, members=members, num_steps=20, **QUIET)
@@ -52,6 +53,7 @@ FEATURES = RNG.normal(size=(60, 50))
 RESPONSE = FEATURES[:, 0] + 3 * RNG.normal(size=60)
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_the_best_on_rows_that_are_not_trained_on():
     options = {"members": 3, "batch_size": 10, "num_steps": 4000, "progress_bar": False, "optimizer": optax.adam(1e-2)}
     fresh = np.random.default_rng(1).normal(size=(5000, 50))
@@ -97,6 +99,7 @@ def net_of(library):
 
 
 @pytest.mark.parametrize("library", ["linen", "nnx"])
+@pytest.mark.every(2)
 def test_weights_that_are_trained_already(library):
     model, weights, apply = net_of(library)
     x, y = models.X[:, :2].astype(np.float32), models.ROWS

@@ -39,11 +39,10 @@ class SCIR(SGMCMC):
     **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with an
     n that is constant. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, and the law of
     :math:`\pi` is right, for whatever law the sum s has does not matter. Categories and multinomial counts have n = N.
-    Distributions that divide
-    :math:`\pi` by its sum, mixtures among them, have n = 0, and their counts lack :math:`n \pi_k`: give back the
-        number of
-    counts by ``counts={site: N}``. Any number is right that leaves b positive. Any other likelihood, that of the words
-    of topics for one, becomes of this kind by ``p = p / p.sum(-1, keepdims=True)`` in the model.
+    Distributions that divide :math:`\pi` by its sum, mixtures among them, have n = 0, and their counts lack
+    :math:`n \pi_k`: give back the number of counts by ``counts={site: N}``. Any number is right that leaves b positive.
+    Any other likelihood, that of the words of topics for one, becomes of this kind by
+    ``p = p / p.sum(-1, keepdims=True)`` in the model.
 
     Sites are held as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than
     the smallest floating point number.
@@ -60,6 +59,7 @@ class SCIR(SGMCMC):
     :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
     :param rows: row scheme. None: ``Reshuffled()``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
+    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, a site that is neither positive nor on the simplex, counts that are
         not positive, a likelihood that is not homogeneous. Later a step with counts that are not positive is refused,
         and the draw is ``diverging``.
@@ -104,6 +104,7 @@ class SCIR(SGMCMC):
         steps_per_sample: int | None = None,
         rows: RowScheme | None = None,
         init_strategy: Any = None,
+        local: Any = None,
     ):
         if step_size is None:
             raise ValueError("step_size= is missing: give one, in units of the relaxation time of theta: 0.1 for one.")
@@ -117,6 +118,7 @@ class SCIR(SGMCMC):
             batch_size=batch_size,
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
+            local=local,
         )
 
     def init(
