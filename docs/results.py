@@ -168,6 +168,18 @@ def simplex(m):
         yield f"{name}: distance from the law of a category, mean and worst", "none", ours
 
 
+def lda(m):
+    reference = m["perplexity"]["collapsed Gibbs"]
+    for name, found in m["perplexity"].items():
+        if found == [float("inf")]:
+            ours = "explodes"
+        else:
+            ours = f"{sum(found) / len(found):.0f} ({', '.join(f'{x:.0f}' for x in found)})"
+            if len(found) == len(reference):
+                ours += f"; {sum(found) / sum(reference):.3f} of the reference"
+        yield f"{m['data']}: {name}, perplexity by split", "of another corpus", ours
+
+
 def noise(m):
     for name, found in cells(m):
         ours = f"{100 * found['excess']:.1f} %; {100 * found['error']:.1f} % after {found['rows']:.1e} rows"
@@ -183,6 +195,7 @@ PROGRAMS = {
     "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),
     "classification": ("Dubey et al. (2016), figure 2", passes),
+    "lda": ("Li et al. (2016), figure 3 and table 1", lda),
     "gradient_variance": ("Dubey et al. (2016), figure 3", gradient_variance),
     "ica": ("Dubey et al. (2016), section 5.3", ica),
     "mixture": ("Dubey et al. (2016), section 5.4", mixture),

@@ -204,18 +204,38 @@ def test_a_conditional_of_another_rate():
     assert_moments(theta, b / r, b / r**2)
 
 
+CENTERS = jnp.array([-1.0, 1.0])
+
+
+def summed(x):
+    p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.5, 1.0])))
+    with numpyro.plate("N", len(x)) as rows:
+        mixed = dist.MixtureSameFamily(dist.Categorical(p), dist.Normal(CENTERS, 1.0))
+        numpyro.sample("x", mixed, obs=x[rows])
+
+
+def of_a_row(x):
+    p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.5, 1.0])))
+    with numpyro.plate("N", len(x)) as rows:
+        k = numpyro.sample("k", dist.Categorical(p))
+        numpyro.sample("x", dist.Normal(CENTERS[k], 1.0), obs=x[rows])
+
+
+def component(rng_key, local_sites, global_sites, rows, x):
+    log_p = jnp.log(global_sites["p"]) + dist.Normal(CENTERS, 1).log_prob(x[rows][:, None])
+    return {"k": random.categorical(rng_key, log_p)}
+
+
 @pytest.mark.slow
-def test_weights_of_a_mixture_have_expected_counts():
+@pytest.mark.parametrize(
+    "model, options",
+    [(summed, {"counts": {"p": 12}}), (of_a_row, {"local": component, "batch_size": 11})],
+    ids=["summed", "drawn"],
+)
+def test_weights_of_a_mixture_have_expected_counts(model, options):
     """Not conjugate, so of order 1: the mean against that of a grid."""
-    centers, x = jnp.array([-1.0, 1.0]), np.random.default_rng(0).normal(0.4, 1, 12)
-
-    def model(x):
-        p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.5, 1.0])))
-        with numpyro.plate("N", len(x)) as rows:
-            mixed = dist.MixtureSameFamily(dist.Categorical(p), dist.Normal(centers, 1.0))
-            numpyro.sample("x", mixed, obs=x[rows])
-
-    kernel = SCIR(model, step_size=0.05, counts={"p": len(x)})
+    x = np.random.default_rng(0).normal(0.4, 1, 12)
+    kernel = SCIR(model, step_size=0.05, **options)
     p, _ = ends(kernel, (x,), 200, {"p": np.log([5.0, 5])}, site="p")
     grid = np.linspace(5e-4, 1 - 5e-4, 1000)
     like = stats.norm.pdf(x[:, None], -1) * grid + stats.norm.pdf(x[:, None], 1) * (1 - grid)
