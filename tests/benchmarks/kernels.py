@@ -23,6 +23,8 @@ from numpyro_sgmcmc import (
     SGHMC,
     SGLD,
     SGNHT,
+    SGRHMC,
+    SGRLD,
     SVRG,
     ControlVariate,
     Minibatch,
@@ -47,6 +49,8 @@ SAMPLERS = {
     "SGNHT ADBOBDA": (SGNHT, {}),
     "MSGNHT ssi": (MSGNHT, {"integrator": "ssi"}),
     "MSGNHT ADBOBDA": (MSGNHT, {}),
+    "SGRLD, a diagonal metric": (SGRLD, {"metric": lambda z: {"w": 1 / (1 + z["w"] ** 2)}}),
+    "SGRHMC, a diagonal metric": (SGRHMC, {"metric": lambda z: {"w": 1 / (1 + z["w"] ** 2)}}),
 }
 CHAINS = (1, 2, 4, 8, 16, 32)
 
