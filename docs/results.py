@@ -171,8 +171,8 @@ def simplex(m):
 def lda(m):
     reference = m["perplexity"]["collapsed Gibbs"]
     for name, found in m["perplexity"].items():
-        if found == [float("inf")]:
-            ours = "explodes"
+        if float("inf") in found:
+            ours = "steps were refused"
         else:
             ours = f"{sum(found) / len(found):.0f} ({', '.join(f'{x:.0f}' for x in found)})"
             if len(found) == len(reference):

@@ -104,7 +104,7 @@ def reference(documents, size, args, split):
 # %%
 # The picture
 # -----------
-# Left: the perplexity of the average over the draws so far, on the first split. A curve that is missing has exploded.
+# Left: the perplexity of the average over the draws so far, on the first split. A curve is missing where steps were refused.
 # Right: at the last pass, against the step size.
 
 
@@ -134,8 +134,9 @@ def draw(curves, args):
 # %%
 # The claims
 # ----------
-# On ``cora_abstracts`` the thermostat with the splitting integrator comes within 12 % of collapsed Gibbs sampling, is
-# better than SGHMC and than SGRLD at their best step sizes, and Euler's explodes at the paper's largest step size.
+# On ``cora_abstracts`` the thermostat with the splitting integrator comes within 12 % of collapsed Gibbs sampling and is
+# better than SGHMC at its best step size. Euler's steps are refused at the paper's largest step size, and so are some
+# steps of SGRLD at both of those that are tried, so that nothing is said of its perplexity.
 
 
 def main(args):
@@ -175,7 +176,7 @@ def main(args):
         assert best["MSGNHT ssi"] < 0.8 * vocabulary, best  # of words that are all the same
     elif name == "cora_abstracts" and shown(args):
         assert best["MSGNHT ssi"] < 1.12 * gibbs, (best, gibbs)
-        assert best["MSGNHT ssi"] < min(best["SGHMC ssi"], best["SGRLD, expanded mean"]), best
+        assert best["MSGNHT ssi"] < best["SGHMC ssi"], best
         assert not np.isfinite(last["MSGNHT euler", max(STEPS)][0]), last
 
 
