@@ -104,8 +104,8 @@ def reference(documents, size, args, split):
 # %%
 # The picture
 # -----------
-# Left: the perplexity of the average over the draws so far, on the first split. A curve is missing where steps were refused.
-# Right: at the last pass, against the step size.
+# Left: the perplexity of the average over the draws so far, on the first split. Right: at the last pass, against the
+# step size. A curve is missing where steps were refused.
 
 
 def draw(curves, args):
@@ -134,9 +134,9 @@ def draw(curves, args):
 # %%
 # The claims
 # ----------
-# On ``cora_abstracts`` the thermostat with the splitting integrator comes within 12 % of collapsed Gibbs sampling and is
-# better than SGHMC at its best step size. Euler's steps are refused at the paper's largest step size, and so are some
-# steps of SGRLD at both of those that are tried, so that nothing is said of its perplexity.
+# On ``cora_abstracts`` the thermostat with the splitting integrator comes within 12 % of collapsed Gibbs sampling and
+# is better than SGHMC at its best step size. Euler's steps are refused at the paper's largest step size, and so are
+# some steps of SGRLD at both of those that are tried, so that nothing is said of its perplexity.
 
 
 def main(args):
