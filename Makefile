@@ -22,7 +22,7 @@ demo: $(VENV)/installed-examples
 test: MARKED := not slow
 test-slow: MARKED := slow
 
-# the tests; the long runs among them, where every minute counts, are those of `make test-slow`
+# the tests; `make test-slow` has the long runs, and the cases of large products that are left out here
 test test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -m "$(MARKED)" -n 2 --dist loadfile $(ARGS)
 
@@ -33,7 +33,7 @@ test-gallery: $(VENV)/installed-test
 # the papers' synthetic experiments in full, into out/: about ten minutes
 figures: PROGRAMS := $(SYNTHETIC:%=examples/plot_%.py)
 
-# the rest of the gallery in full, into out/: about an hour
+# the rest of the gallery in full, into out/: about two hours
 experiments: PROGRAMS := $(filter-out $(SYNTHETIC:%=examples/plot_%.py),$(wildcard examples/plot_*.py))
 
 figures experiments: $(VENV)/installed-test

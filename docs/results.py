@@ -152,18 +152,18 @@ def networks(m):
         yield f"{m['data']}: {name}, averaged predictions", paper, ", ".join(cells)
 
 
-def cells(m):
+def without_settings(m):
     """What is neither a setting nor the time."""
     return ((name, found) for name, found in m.items() if name not in ("settings", "seconds"))
 
 
 def recipe(m):
-    for name, found in cells(m):
+    for name, found in without_settings(m):
         yield f"{name}: KL {', KL '.join(found)}", "none", ", ".join(f"{x:.4f}" for x in found.values())
 
 
 def simplex(m):
-    for name, found in cells(m):
+    for name, found in without_settings(m):
         ours = f"{found['mean distance']:.4f}, {found['worst']:.4f}"
         yield f"{name}: distance from the law of a category, mean and worst", "none", ours
 
@@ -181,7 +181,7 @@ def lda(m):
 
 
 def noise(m):
-    for name, found in cells(m):
+    for name, found in without_settings(m):
         ours = f"{100 * found['excess']:.1f} %; {100 * found['error']:.1f} % after {found['rows']:.1e} rows"
         yield f"{name}: excess of the variances; their error in a chain", "none", ours
 
@@ -191,11 +191,11 @@ PROGRAMS = {
     "convergence_rates": ("Chen et al. (2015), figures 2 and 3", convergence_rates),
     "double_well": ("Li et al. (2016), figures 1 and 2", double_well),
     "logistic_regression": ("Li et al. (2016), table 2", logistic_regression),
+    "lda": ("Li et al. (2016), figure 3 and table 1", lda),
     "neural_network": ("Li et al. (2016), figure 4", networks),
     "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),
     "classification": ("Dubey et al. (2016), figure 2", passes),
-    "lda": ("Li et al. (2016), figure 3 and table 1", lda),
     "gradient_variance": ("Dubey et al. (2016), figure 3", gradient_variance),
     "ica": ("Dubey et al. (2016), section 5.3", ica),
     "mixture": ("Dubey et al. (2016), section 5.4", mixture),

@@ -108,7 +108,7 @@ def reference(documents, size, args, split):
 # step size. A curve is missing where steps were refused.
 
 
-def draw(curves, args):
+def draw(gibbs, curves, args):
     fig, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
     passes = args.burn_in + np.arange(1, args.draws + 1)
     for name, color in COLORS.items():
@@ -119,8 +119,8 @@ def draw(curves, args):
             axes[0].plot(passes, finite[best], color=color, label=f"{name}, h = {best:g}")
             steps = sorted(finite)
             axes[1].semilogx(steps, [finite[h][-1] for h in steps], "o-", color=color)
-    axes[0].plot(passes, curves["collapsed Gibbs"], color="black", ls=":", label="collapsed Gibbs sampling")
-    axes[1].axhline(curves["collapsed Gibbs"][-1], color="black", ls=":")
+    axes[0].plot(passes, gibbs, color="black", ls=":", label="collapsed Gibbs sampling")
+    axes[1].axhline(gibbs[-1], color="black", ls=":")
     axes[0].set(
         xlabel="passes over the documents", ylabel="perplexity of unseen words", title="averaged over the draws"
     )
@@ -146,38 +146,39 @@ def main(args):
     documents, vocabulary = topics.read_corpus(name, args.data_dir, 150) if name else topics.simulated_corpus()
     size = {"topics": args.topics, "vocabulary": vocabulary}
     metrics = {"data": name or "simulated", "documents": len(documents), "vocabulary": vocabulary}
-    curves, last, priors = {}, {}, []
+    cells = [(sampler, h) for sampler, steps in SAMPLERS.items() for h in steps]
+    if args.fast:
+        cells = [(sampler, SAMPLERS[sampler][0]) for sampler in ("MSGNHT ssi", "SGHMC ssi", "SCIR")]
+    gibbs, curves, priors = [], {cell: [] for cell in cells}, []  # a curve for each split
     for split in range(args.splits):
         train, seen, unseen = topics.split(documents, split)
+        corpus = topics.Corpus.of(train)
         beta, prior = reference(train, size, args, split)
-        runs = {"collapsed Gibbs": topics.perplexities(random.key(2), beta, seen, unseen)}
+        gibbs.append(topics.perplexities(random.key(2), beta, seen, unseen))
         priors.append(prior)
-        cells = [(name, h) for name, steps in SAMPLERS.items() for h in steps]
-        if args.fast:
-            cells = [(name, SAMPLERS[name][0]) for name in ("MSGNHT ssi", "SGHMC ssi", "SCIR")]
-        elif split > 0:  # the best step size of each, that of the first split
-            cells = [min((c for c in cells if c[0] == name), key=lambda c: curves[c][-1]) for name in SAMPLERS]
         for cell in tqdm(cells, desc=f"split {split}"):
-            beta = sample(*cell, topics.Corpus.of(train), size, args)
-            exploded = np.full(args.draws, np.inf)
-            runs[cell] = exploded if beta is None else topics.perplexities(random.key(2), beta, seen, unseen)
-        curves = curves or runs
-        for cell, curve in runs.items():
-            last.setdefault(cell, []).append(float(curve[-1]))
+            beta = sample(*cell, corpus, size, args)
+            refused = np.full(args.draws, np.inf)
+            curves[cell].append(refused if beta is None else topics.perplexities(random.key(2), beta, seen, unseen))
+        # the other splits: the best step size of each sampler
+        best = {
+            sampler: min((c for c in cells if c[0] == sampler), key=lambda c: curves[c][0][-1]) for sampler, _ in cells
+        }
+        cells = list(best.values())
+    named = {"collapsed Gibbs": gibbs} | {f"{sampler}, h = {h:g}": found for (sampler, h), found in curves.items()}
     metrics["prior of the reference"] = priors
-    metrics["perplexity"] = {c if isinstance(c, str) else f"{c[0]}, h = {c[1]:g}": values for c, values in last.items()}
-    for cell, values in metrics["perplexity"].items():
-        print(f"{cell:32}", *(f"{x:9.1f}" for x in values))
-    save(args, "lda", draw(curves, args), metrics)
+    metrics["perplexity"] = {what: [float(curve[-1]) for curve in found] for what, found in named.items()}
+    for what, values in metrics["perplexity"].items():
+        print(f"{what:32}", *(f"{x:9.1f}" for x in values))
+    save(args, "lda", draw(gibbs[0], {cell: found[0] for cell, found in curves.items()}, args), metrics)
 
-    best = {c[0]: np.mean(x) for c, x in last.items() if len(x) == args.splits and not isinstance(c, str)}
-    gibbs = np.mean(last["collapsed Gibbs"])
+    last = {sampler: np.mean([curve[-1] for curve in curves[cell]]) for sampler, cell in best.items()}
     if name is None:
-        assert best["MSGNHT ssi"] < 0.8 * vocabulary, best  # of words that are all the same
+        assert last["MSGNHT ssi"] < 0.8 * vocabulary, last  # of words that are all the same
     elif name == "cora_abstracts" and shown(args):
-        assert best["MSGNHT ssi"] < 1.12 * gibbs, (best, gibbs)
-        assert best["MSGNHT ssi"] < best["SGHMC ssi"], best
-        assert not np.isfinite(last["MSGNHT euler", max(STEPS)][0]), last
+        assert last["MSGNHT ssi"] < 1.12 * np.mean([curve[-1] for curve in gibbs]), metrics
+        assert last["MSGNHT ssi"] < last["SGHMC ssi"], metrics
+        assert not np.isfinite(curves["MSGNHT euler", max(STEPS)][0][-1]), metrics
 
 
 if __name__ == "__main__":

@@ -49,9 +49,10 @@ def read_corpus(name, folder=None, longest=None):
     """``(documents, size of the vocabulary)``. Documents with more than ``longest`` words lose some at random."""
     arrays = datasets.read(name, folder)
     part = "" if "indptr" in arrays else "_train"
-    if not {f"indices{part}", f"counts{part}"} <= arrays.keys():
+    keys = [f"{key}{part}" for key in ("indptr", "indices", "counts")]
+    if not arrays.keys() >= set(keys):
         sys.exit(f"{name}.npz holds {', '.join(arrays)}; this program needs indptr, indices and counts.")
-    indptr, indices, counts = (arrays[f"{key}{part}"] for key in ("indptr", "indices", "counts"))
+    indptr, indices, counts = (arrays[key] for key in keys)
     rng = np.random.default_rng(0)
     documents = [
         rng.permutation(np.repeat(indices[a:b], counts[a:b]))[:longest] for a, b in zip(indptr[:-1], indptr[1:])
@@ -116,15 +117,14 @@ def topics_of(sites):
 # -- the topics of the words of a document, given beta -------------------------------------------------------------
 
 
-def sweeps_over(rng_key, p, there, sweeps, kept=1):
+def counts_of_topics(rng_key, p, there, sweeps):
     """
     Collapsed Gibbs sampling of the topic of each word, all documents at once: a word leaves its topic and takes
     another with probability proportional to ``(ALPHA + n) p``, where n counts the topics of the other words.
 
     :param p: probability of each word under each topic, of shape ``(documents, width, topics)``.
     :param there: which words there are.
-    :return: ``(n, mean)``: the counts of topics of each document after the last sweep, and their mean over the last
-        ``kept`` ones.
+    :return: the counts of topics of each document after each sweep, ``(sweeps, documents, topics)``.
     """
     key_start, key_sweeps = random.split(rng_key)
     width, topics = p.shape[1:]
@@ -146,8 +146,7 @@ def sweeps_over(rng_key, p, there, sweeps, kept=1):
         topic, counts = lax.fori_loop(0, last, move, carry)
         return (topic, counts), counts
 
-    (_, counts), path = lax.scan(sweep, (topic, counts), random.split(key_sweeps, sweeps))
-    return counts, path[-kept:].mean(0)
+    return lax.scan(sweep, (topic, counts), random.split(key_sweeps, sweeps))[1]
 
 
 def share_given_words(sweeps):
@@ -156,7 +155,7 @@ def share_given_words(sweeps):
     def draw(rng_key, local_sites, global_sites, rows, corpus):
         key_topics, key_share = random.split(rng_key)
         words, there = corpus.of_rows(rows)
-        counts, _ = sweeps_over(key_topics, topics_of(global_sites)[words], there, sweeps)
+        counts = counts_of_topics(key_topics, topics_of(global_sites)[words], there, sweeps)[-1]
         share = jnp.maximum(random.dirichlet(key_share, ALPHA + counts), SMALLEST)
         return {"share": share / share.sum(-1, keepdims=True)}
 
@@ -170,7 +169,7 @@ def share_given_words(sweeps):
 def unseen_words(rng_key, beta, seen, unseen):
     """Probability of each word of the second halves, given the first ones and beta."""
     words, there = seen.of_rows(jnp.arange(len(seen)))
-    _, counts = sweeps_over(rng_key, beta[words], there, sweeps=15, kept=10)
+    counts = counts_of_topics(rng_key, beta[words], there, sweeps=15)[-10:].mean(0)
     share = (ALPHA + counts) / (ALPHA + counts).sum(1, keepdims=True)
     words, there = unseen.of_rows(jnp.arange(len(unseen)))
     return jnp.where(there, jnp.einsum("dwk,dk->dw", beta[words], share), 1.0)
