@@ -33,6 +33,7 @@ from numpyro_sgmcmc.kernels.sgrld import SGRLD
 from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.local_moves import LocalGibbs, LocalHMC, LocalLangevin
+from numpyro_sgmcmc.model.on_disk import OnDisk
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.runs.checkpointed import Checkpointed
 from numpyro_sgmcmc.tuning.mode import find_mode
@@ -69,6 +70,7 @@ __all__ = [
     "LocalLangevin",
     "Minibatch",
     "Natural",
+    "OnDisk",
     "Piecewise",
     "Polynomial",
     "Predictions",

@@ -1,4 +1,4 @@
-"""Of NumPy data one copy is on the device during a run, and none while a model is looked at."""
+"""Of NumPy data one copy is on the device during a run, none while a model is looked at, and none of a file."""
 
 import gc
 
@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_sgmcmc import SGHMC, ControlVariate
+from numpyro_sgmcmc import SGHMC, ControlVariate, Reshuffled
 from numpyro_sgmcmc.model.arrays import Indexable
 from numpyro_sgmcmc.model.potential import ModelPotential
 
@@ -26,15 +26,14 @@ def model(x):
 
 
 @pytest.fixture
-def data(kind, tmp_path):
-    array = np.random.default_rng(0).normal(size=N).astype(np.float32)
-    if kind == "numpy":
-        return array
-    array.tofile(tmp_path / "data")
+def data():
+    return np.random.default_rng(0).normal(size=N).astype(np.float32)
+
+
+@pytest.fixture
+def memmap(data, tmp_path):
+    data.tofile(tmp_path / "data")
     return np.memmap(tmp_path / "data", dtype=np.float32, mode="r", shape=N)
-
-
-kinds = pytest.mark.parametrize("kind", ["numpy", "memmap"])
 
 
 @pytest.fixture
@@ -57,28 +56,37 @@ def on_the_device():
     return len({array.unsafe_buffer_pointer() for array in jax.live_arrays() if array.size == N})
 
 
-@pytest.mark.parametrize(
-    "kind, gradient, progress_bar",
-    [
-        ("numpy", "minibatch", False),
-        ("numpy", "control variate", True),
-        ("memmap", "minibatch", True),
-        ("memmap", "control variate", False),
-    ],
-)
-@pytest.mark.every(4)
-def test_one_copy_is_alive_after_a_run(data, progress_bar, gradient, copies):
-    before = on_the_device()
-    options = {} if gradient == "minibatch" else {"gradient": ControlVariate({"mu": jnp.zeros(())})}
+def run(data, gradient, progress_bar, **options):
+    if gradient == "control variate":
+        options["gradient"] = ControlVariate({"mu": jnp.zeros(())})
     kernel = SGHMC(model, step_size=1e-5, batch_size=100, **options)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=5, progress_bar=progress_bar)
     mcmc.run(random.key(0), data)
+    return mcmc
+
+
+ways = pytest.mark.parametrize("gradient, progress_bar", [("minibatch", False), ("control variate", True)])
+
+
+@ways
+@pytest.mark.every(2)
+def test_one_copy_is_alive_after_a_run(data, progress_bar, gradient, copies):
+    before = on_the_device()
+    mcmc = run(data, gradient, progress_bar)
     assert on_the_device() - before == 1
     assert len(copies) == 2  # of the start, which is gone, and of the transitions
     assert mcmc.get_samples().keys() == {"mu", "square"}
 
 
-@kinds
+@ways
+@pytest.mark.every(2)
+def test_a_memory_map_is_not_copied(memmap, progress_bar, gradient, copies):
+    before = on_the_device()
+    mcmc = run(memmap, gradient, progress_bar, rows=Reshuffled(contiguous=True))
+    assert on_the_device() == before and copies == []
+    assert mcmc.get_samples().keys() == {"mu", "square"}
+
+
 @pytest.mark.slow
 def test_a_start_makes_one_copy_and_keeps_none(data, copies):
     before = on_the_device()
@@ -86,7 +94,6 @@ def test_a_start_makes_one_copy_and_keeps_none(data, copies):
     assert copies == [(N,)] and on_the_device() == before and state.z["mu"].shape == ()
 
 
-@kinds
 def test_what_needs_no_data_copies_none(data, copies):
     potential = ModelPotential.of(model, (data,), {}, 100)
     z = {"mu": jnp.ones(())}

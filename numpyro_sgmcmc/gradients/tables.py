@@ -172,6 +172,7 @@ class Partition:
 
     scheme: RowScheme
     distinct: ClassVar[bool] = False
+    contiguous: ClassVar[bool] = True
 
     @property
     def independent(self) -> bool:

@@ -175,8 +175,12 @@ class Chain:
             rng_key=stream(state.rng_key, STEPS),
         )
 
-    def step(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
-        """One step of the integrator. Where it is refused, the counter and the rows go on all the same."""
+    def step(self, potential: ModelPotential, state: SGMCMCState, read: tuple[jax.Array, ...] = ()) -> SGMCMCState:
+        """
+        One step of the integrator. Where it is refused, the counter and the rows go on all the same.
+
+        :param read: the step's rows, from each source that is read ahead.
+        """
         # two counters in one, where a split would be computed also for models that have no use for a key
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
@@ -192,7 +196,10 @@ class Chain:
 
         old, at = state.phase, to_gradient(gradient_fn)
         quiet = self._quiet(state.i, marks.wraps)
-        new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
+        with potential.serving(rows, read):
+            new, gradient, evaluations = self.integrator.step(
+                self.dynamics, old, state.gradient, h, at, key_noise, **quiet
+            )
         last = evaluations[-1]  # a position must have moved since the step before, so there is one
         if isinstance(self.dynamics, Adaptive):
             new = self.dynamics.adapt(new, last.gradient, state.i, marks.num_warmup)

@@ -22,6 +22,7 @@ from numpyro_sgmcmc.dynamics.splitting import Splitting, named
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.chain import Chain
+from numpyro_sgmcmc.kernels.read_ahead import repeat_with_rows
 from numpyro_sgmcmc.kernels.report import Bar
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
@@ -48,7 +49,6 @@ from numpyro_sgmcmc.types import (
     Sites,
 )
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
-from numpyro_sgmcmc.utils.loop import repeat
 from numpyro_sgmcmc.utils.validation import (
     check_can_be_quiet,
     check_center,
@@ -293,6 +293,7 @@ class SGMCMC(MCMCKernel):
             with jax.ensure_compile_time_eval():
                 check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
         _warn_of_sites(potential.structure)
+        _warn_of_scattered_rows(potential, chain.rows)
         return state
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
@@ -320,7 +321,8 @@ class SGMCMC(MCMCKernel):
             state = tuned(self._tuner(chain), potential, state, self._first_gradient(chain, potential, batched))
             steps = state.tuning.num_steps if steps is None else steps
         begun = over_chains(partial(chain.begin, fingerprint=mark))(state)
-        moved = repeat(over_chains(partial(chain.step, potential)), begun, steps)
+        step = over_chains(partial(chain.step, potential), axes, 0)
+        moved = repeat_with_rows(step, begun, steps, potential, chain.rows)
         return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
 
     def _tuner(self, chain: Chain) -> Tuner:
@@ -418,6 +420,15 @@ def _warn_of_sites(structure):
             f"deterministic site {names} depends on the rows of a minibatched plate but stands outside it. It is "
             "not collected, as its value would be that of one minibatch. For its values on all rows use "
             "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
+            stacklevel=3,
+        )
+
+
+def _warn_of_scattered_rows(potential, rows):
+    if potential.sources and not getattr(rows, "contiguous", False):
+        warnings.warn(
+            f"{potential.sources[0]!r} is on disk, and rows={rows!r} reads its rows one by one, which is several times "
+            "slower than in pieces. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",
             stacklevel=3,
         )
 

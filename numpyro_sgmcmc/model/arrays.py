@@ -8,6 +8,8 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.model.on_disk import OnDisk
+
 
 class Indexable(np.ndarray):
     """
@@ -42,40 +44,48 @@ class Indexable(np.ndarray):
         return view
 
 
-def indexable(tree: Any) -> Any:
-    """The arguments of a model with their NumPy arrays made indexable by traced row numbers."""
+def indexable(arguments: tuple[tuple, Mapping[str, Any]]) -> Any:
+    """
+    The arguments of a model, ``(args, kwargs)``, with their NumPy arrays made indexable by traced row numbers. Memory
+    maps stay on disk.
+    """
 
-    def convert(x: Any) -> Any:
-        plain = isinstance(x, np.ndarray) and not isinstance(x, Indexable) and x.dtype.kind in "biufc"
-        return x.view(Indexable) if plain else x
+    def convert(path: Any, x: Any) -> Any:
+        if isinstance(x, OnDisk) or (_is_numeric(x) and isinstance(x, np.memmap) and x.ndim):
+            return (x if isinstance(x, OnDisk) else OnDisk(x)).named(_name(path))
+        return x.view(Indexable) if _is_numeric(x) and not isinstance(x, Indexable) else x
 
-    return jax.tree.map(convert, tree)
+    return jax.tree_util.tree_map_with_path(convert, arguments)
+
+
+def _is_numeric(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
 
 
 def named_leaves(args: tuple, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The leaves of the arguments with their names, ``argument 1`` or ``y=``, in the order of ``jax.tree.leaves``."""
+    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path((args, dict(kwargs)))]
 
-    def name(path: Any) -> str:
-        _, first, *rest = path
-        top = f"{first.key}=" if isinstance(first, jax.tree_util.DictKey) else f"argument {first.idx + 1}"
-        return top + jax.tree_util.keystr(tuple(rest))
 
-    return [(name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path((args, dict(kwargs)))]
+def _name(path: Any) -> str:
+    _, first, *rest = path
+    top = f"{first.key}=" if isinstance(first, jax.tree_util.DictKey) else f"argument {first.idx + 1}"
+    return top + jax.tree_util.keystr(tuple(rest))
 
 
 def without_data(args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
     """
     The arguments of a model for an abstract trace, which takes no NumPy array to the device.
 
-    :return: shapes of the indexable arrays by name, and the function that puts traced arrays in the place of their
-        copies on the device.
+    :return: shapes of the indexable arrays and of those on disk by name, and the function that puts traced arrays in
+        their place.
     """
     named = named_leaves(args, kwargs)
     treedef = jax.tree.structure((args, dict(kwargs)))
     shapes = {
         name: jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
         for name, leaf in named
-        if isinstance(leaf, Indexable)
+        if isinstance(leaf, (Indexable, OnDisk))
     }
 
     def with_traced(traced: Mapping[str, jax.Array]) -> Any:

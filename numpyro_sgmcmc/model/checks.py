@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.model.local import drawn_locally
+from numpyro_sgmcmc.model.on_disk import OnDisk, asks_for_all
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.row_checks import INDEXED, check_rows
@@ -106,6 +107,11 @@ def _outline_of_all_rows(
             "the model needs a traced value as a plain Python number, for the size of a plate perhaps. With "
             "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...)."
         ) from error
+    except ValueError as error:
+        on_disk = [repr(leaf) for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, OnDisk)]
+        if on_disk and "__jax_array__" in str(error):  # under jit JAX refuses it before it asks for the array
+            raise asks_for_all(" or ".join(on_disk)) from error
+        raise
     except TypeError as error:
         odd = _no_array_of_numbers(args, kwargs)
         if odd:

@@ -9,6 +9,8 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.model.on_disk import OnDisk
+
 ROWS = 16  # looked at in each array, spread evenly
 
 
@@ -32,7 +34,7 @@ def _bytes(leaf: Any) -> bytes:
         return repr(leaf).encode()
     if isinstance(leaf, np.generic):
         leaf = np.asarray(leaf)
-    if not isinstance(leaf, (np.ndarray, jax.Array)):
+    if not isinstance(leaf, (np.ndarray, jax.Array, OnDisk)):
         return b""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
         return f"{leaf.shape}{leaf.dtype}".encode()

@@ -13,8 +13,9 @@ from numpyro.distributions.transforms import Transform
 from numpyro.primitives import Messenger
 
 from numpyro_sgmcmc.model.arrays import indexable
+from numpyro_sgmcmc.model.on_disk import OnDisk
 from numpyro_sgmcmc.types import Rows, Sites
-from numpyro_sgmcmc.utils.compat import SCAN_INDEX, scan_wrapper
+from numpyro_sgmcmc.utils.compat import SCAN_INDEX, plates_around, scan_wrapper
 
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
 """Site -> transform from unconstrained values to the support of its distribution, or a function of both."""
@@ -50,6 +51,16 @@ class minibatch(Messenger):
             # the body of a scan runs out of reach of this handler; have its plates reported
             body, *rest = msg["args"]
             msg["args"] = (_report_plates(body, self.in_scan), *rest)
+
+    def postprocess_message(self, msg: Any) -> None:
+        """Takes the rows for ``numpyro.subsample`` of an array on disk, which the plate could not, before it tries."""
+        if msg["type"] == "subsample" and isinstance(msg["value"], OnDisk):
+            array, event_dim = msg["value"], msg["kwargs"]["event_dim"]
+            for plate in plates_around():
+                if plate.dim - event_dim == -array.ndim:
+                    rows = self.rows.get(plate.name)
+                    msg["value"] = array[jnp.arange(len(array)) if rows is None else rows]
+                    msg["kwargs"] = {"event_dim": None}
 
 
 class _report_plates(Messenger):

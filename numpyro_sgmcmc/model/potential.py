@@ -10,6 +10,7 @@ row it would take those of the batch.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 import copy
 from typing import Any
 
@@ -22,6 +23,7 @@ from numpyro_sgmcmc.model.arrays import indexable
 from numpyro_sgmcmc.model.checks import checked_structure
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.local import drawn_locally
+from numpyro_sgmcmc.model.on_disk import OnDisk
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.model.summed import summed_out
 from numpyro_sgmcmc.types import Plate, Rows, Sites
@@ -87,6 +89,26 @@ class ModelPotential:
     def randomised(self) -> bool:
         """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
         return self.structure.randomised
+
+    @property
+    def sources(self) -> list[OnDisk]:
+        """The arguments that are on disk."""
+        return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, OnDisk)]
+
+    @property
+    def row_sources(self) -> list[OnDisk]:
+        """Those with a row for each element of the minibatched plate; none where several plates are minibatched."""
+        sizes = [plate.size for plate in self.plates.values()]
+        return [source for source in self.sources if [len(source)] == sizes]
+
+    @contextmanager
+    def serving(self, rows: Rows, read: tuple[jax.Array, ...]) -> Iterator[None]:
+        """Within it the :attr:`row_sources` give what has been read of these rows."""
+        with ExitStack() as stack:
+            for source, values in zip(self.row_sources, read):
+                (of_plate,) = rows.values()
+                stack.enter_context(source.serving(of_plate, values))
+            yield
 
     @property
     def draws_local_sites(self) -> bool:

@@ -14,6 +14,7 @@ from numpyro.contrib.control_flow.scan import scan_wrapper  # tells a `scan` fro
 from numpyro.contrib.module import ParamShape  # stands for a parameter that random_*_module gives a prior
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG  # keyword under which Gibbs hands over the values of its other blocks
 from numpyro.infer.util import find_valid_initial_params  # NumPyro's own search for a start, under every init strategy
+from numpyro.primitives import _PYRO_STACK  # the handlers around a statement: a `subsample` does not know its plates
 
 __all__ = [
     "GIBBS_SITES_KWARG",
@@ -24,6 +25,7 @@ __all__ = [
     "is_mapped",
     "jit_is_disabled",
     "local_in_failing_frame",
+    "plates_around",
     "put_run",
     "sample_code",
     "scan_wrapper",
@@ -32,6 +34,11 @@ __all__ = [
 
 PACKAGES = ("numpyro_sgmcmc", "numpyro", "jax", "jaxlib")  # whose lines no warning should point to
 SCAN_INDEX = "_scan_current_index"  # in site["infer"] inside a `scan`: the step, where a value is given for all steps
+
+
+def plates_around() -> list[Any]:
+    """The plates that a statement of a model stands in."""
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
 
 
 def bind(eqn: Any, *operands: Any) -> list[Any]:

@@ -1,0 +1,211 @@
+"""Arrays that stay on disk: stand-ins that a model indexes by rows, and that read these rows alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import os
+from typing import Any, NoReturn
+
+import jax
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
+
+
+class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
+    """
+    An array that stays on disk. A model indexes it by the rows of its plate, ``X[rows]``, as an array in memory, and
+    only these rows are read. The draws are those of the same array in memory.
+
+    A model may ask for ``X[rows]``, ``X[rows, 1:]``, ``numpyro.subsample(X, event_dim=1)``, ``X.shape``, ``X.dtype``,
+    ``X.ndim``, ``X.size`` and ``len(X)``. Kernels read the rows of several steps at once, and those of the next steps
+    in a thread while the device computes. Rows that lie together, ``rows=Reshuffled(contiguous=True)``, are read as a
+    piece, others one by one. A :class:`numpy.memmap` among a model's arguments is taken as ``OnDisk(memmap)``.
+
+    :param source: the name of a ``.npy`` file, or anything with ``shape``, ``dtype`` and slices of rows: a
+        ``numpy.memmap``, a Zarr array, an HDF5 data set of h5py.
+    :raises FileNotFoundError: there is no such file.
+    :raises ValueError: the file holds no array of numbers, or the source has no rows.
+    :raises TypeError: the source lacks a shape or a dtype; or the model asks for something else, ``X @ w`` or
+        ``jnp.mean(X)``, for which all of the array would have to be in memory.
+    :raises OSError: rows cannot be read. JAX passes it on as the text of a ``JaxRuntimeError``.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGLD, OnDisk, Reshuffled
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.npy")
+        >>> np.save(path, np.random.default_rng(0).normal(3, 1, 10_000).astype(np.float32))
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> contiguous = Reshuffled(contiguous=True)
+        >>> kernel = SGLD(model, step_size=5e-6, batch_size=100, steps_per_sample=20, rows=contiguous)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
+        >>> mcmc.run(random.key(0), OnDisk(path))
+        >>> round(float(mcmc.get_samples()["mu"].mean()), 1)
+        3.0
+    """
+
+    def __init__(self, source: Any):
+        self._source = source
+        self._argument = ""
+        rows = self._rows = self._opened()
+        if not hasattr(rows, "shape") or not hasattr(rows, "dtype"):
+            raise TypeError(f"{self!r}: a source needs a shape, a dtype and slices of rows.")
+        self.shape = tuple(int(n) for n in rows.shape)
+        if not self.shape or np.dtype(rows.dtype).kind not in "biufc":
+            raise ValueError(f"{self!r}: shape {self.shape} and dtype {rows.dtype} are not those of rows of numbers.")
+        self.dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
+        self._traced: jax.Array | None = None
+        self._ahead: list[tuple[Any, jax.Array]] = []
+
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape)))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        source = self._source
+        if isinstance(source, (str, os.PathLike)):
+            what = repr(os.fspath(source))
+        else:
+            what = f"{type(source).__name__} of shape {tuple(getattr(source, 'shape', ()))}"
+        return f"{self._argument}OnDisk({what})"
+
+    def __reduce__(self) -> Any:
+        return OnDisk, (self._source,)
+
+    # -- what a model does --------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        rows, *rest = index if isinstance(index, tuple) else (index,)
+        if rows is None or rows is Ellipsis or not all(isinstance(part, (int, slice, type(None))) for part in rest):
+            raise TypeError(
+                f"{self!r} is indexed by rows, X[rows], and beside them by numbers and slices: X[rows, 1:]."
+            )
+        taken = self._take(rows)
+        within = (slice(None),) * (taken.ndim - self.ndim + 1)  # the dimensions of the rows
+        return taken[(*within, *rest)] if rest else taken
+
+    def _take(self, rows: Any) -> jax.Array:
+        if self._traced is not None:
+            return self._traced[rows]
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        if not isinstance(rows, Tracer):
+            rows = np.asarray(rows)
+            if rows.dtype.kind not in "iu":
+                raise TypeError(f"{self!r} is indexed by row numbers, not by {rows.dtype}.")
+            return jnp.asarray(self.read(np.where(rows < 0, rows + len(self), rows)))
+        for known, values in self._ahead:
+            if rows is known:
+                return values
+        shape = jax.ShapeDtypeStruct((*rows.shape, *self.shape[1:]), self.dtype)
+        return jax.pure_callback(self.read, shape, rows, vmap_method="broadcast_all")
+
+    def __array_function__(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        if func in (np.shape, np.ndim, np.size) and args == (self,) and not kwargs:
+            return {np.shape: self.shape, np.ndim: self.ndim, np.size: self.size}[func]
+        self._refuse()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise asks_for_all(repr(self))
+
+    __array__ = __jax_array__ = __array_ufunc__ = __iter__ = __contains__ = _refuse
+
+    def __hash__(self) -> int:  # NumPyro looks its arguments up
+        return id(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of protocols that others look for
+            raise AttributeError(name)
+        raise AttributeError(f"{self!r} has no {name!r}: {asks_for_all('the array')}")
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Any:
+        if not isinstance(self._source, (str, os.PathLike)):
+            return self._source
+        try:
+            return np.load(self._source, mmap_mode="r")
+        except ValueError as error:
+            raise ValueError(f"{self!r}: the file is no .npy file of numbers: {error}") from error
+
+    def read(self, rows: Any) -> np.ndarray:
+        """The rows of these numbers, of any shape, as an array in memory."""
+        rows = np.asarray(rows)
+        flat = rows.ravel()
+        out = np.empty((flat.size, *self.shape[1:]), self.dtype)
+        if not flat.size:
+            return out.reshape(*rows.shape, *self.shape[1:])
+        asked = f"rows {flat.min()} to {flat.max()}"
+        if flat.min() < 0 or flat.max() >= len(self):
+            raise IndexError(f"{asked} were asked of {self!r}, which has {len(self)}.")
+        try:
+            self._check_file()
+            runs = _runs(flat)
+            if isinstance(self._rows, np.ndarray) and len(runs) > flat.size // 8:
+                out[...] = self._rows[flat]
+            else:
+                for at, first, number in runs:
+                    out[at : at + number] = self._rows[first : first + number]
+        except Exception as error:
+            raise OSError(f"{self!r}: {asked} cannot be read: {type(error).__name__}: {error}") from error
+        return out.reshape(*rows.shape, *self.shape[1:])
+
+    def _check_file(self) -> None:
+        """To read a map beyond the end of its file would end the process."""
+        rows = self._rows
+        if isinstance(rows, np.memmap) and rows.filename is not None and rows.offset is not None:
+            length = os.stat(rows.filename).st_size
+            if length < rows.offset + rows.nbytes:
+                raise EOFError(f"the file has only {length} bytes left.")
+
+    # -- for the potential --------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> "OnDisk":
+        """This array with the name of the argument that it is, for errors."""
+        return self._with(_argument=f"{name}, ")
+
+    def standing_for(self, traced: jax.Array) -> "OnDisk":
+        """This array with a traced one in the place of the file, for an abstract trace."""
+        return self._with(_traced=traced)
+
+    def _with(self, **changes: Any) -> "OnDisk":
+        other = OnDisk.__new__(OnDisk)
+        vars(other).update(vars(self), _ahead=[], **changes)
+        return other
+
+    @contextmanager
+    def serving(self, rows: Any, values: jax.Array) -> Iterator[None]:
+        """Within it, these very row numbers give these values, which have been read already."""
+        self._ahead.append((rows, values))
+        try:
+            yield
+        finally:
+            self._ahead.pop()
+
+
+def asks_for_all(what: str) -> TypeError:
+    """The error of a model that uses an array on disk in another way than by rows."""
+    return TypeError(
+        f"the model asks for all of {what}, which is on disk. It may use rows of it, X[rows], its shape and its dtype. "
+        "Compute what else it needs before the run and hand that in, or hand in the array itself, np.asarray(...), if "
+        "it fits into memory."
+    )
+
+
+def _runs(rows: np.ndarray) -> list[tuple[int, int, int]]:
+    """Maximal runs of consecutive numbers: (place in ``rows``, first number, length)."""
+    starts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
+    lengths = np.diff(starts, append=len(rows))
+    return list(zip(starts.tolist(), rows[starts].tolist(), lengths.tolist()))
