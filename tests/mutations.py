@@ -387,6 +387,18 @@ FAULTS = [
           "test_simplex:simplex_is_exact"),
     Fault("simplex: not held above 0", "simplex", "return jnp.maximum(jnp.exp(x), jnp.finfo(x.dtype).tiny)",
           "return jnp.exp(x)", "test_simplex:below or sparse"),
+    # rows on disk
+    Fault("on disk: a block's first rows again", "read_ahead", "values[k] for values", "values[0] for values",
+          "test_on_disk:draws_are"),
+    Fault("on disk: the rows of the block before", "read_ahead", "for first in (0, number)", "for first in (number, 0)",
+          "test_on_disk:draws_are"),
+    Fault("on disk: nothing is found again", "read_ahead", "self._waiting[after.tobytes()]", 'self._waiting[b""]',
+          "test_on_disk:pieces"),
+    Fault("on disk: a run is cut short", "on_disk", "append=len(rows))", "append=len(rows) - 1)",
+          "test_on_disk:rows_are or pieces"),
+    Fault("on disk: rows below 0", "on_disk", "rows + len(self), rows", "rows, rows", "test_on_disk:rows_are"),
+    Fault("on disk: all rows for a subsample", "handlers", "if rows is None else rows]", "if rows is None else rows * 0]",
+          "test_on_disk:subsample"),
     # the loop
     Fault("loop: a step too few", "loop", "carry[0][0] < times", "carry[0][0] < times - 1", "test_loop"),
     Fault("loop: a call whatever the size", "loop", ">= LARGE", ">= 0", "test_loop"),

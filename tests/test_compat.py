@@ -19,6 +19,7 @@ NAMES = [
     ("numpyro.infer.gibbs", "GIBBS_SITES_KWARG"),
     ("numpyro.infer.util", "find_valid_initial_params"),
     ("numpyro.primitives", "Messenger"),
+    ("numpyro.primitives", "_PYRO_STACK"),
     ("numpyro.util", "is_prng_key"),
     ("numpyro.util", "not_jax_tracer"),
     *(
