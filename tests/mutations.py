@@ -397,8 +397,8 @@ FAULTS = [
     Fault("on disk: a run is cut short", "on_disk", "append=len(rows))", "append=len(rows) - 1)",
           "test_on_disk:rows_are or pieces"),
     Fault("on disk: rows below 0", "on_disk", "rows + len(self), rows", "rows, rows", "test_on_disk:rows_are"),
-    Fault("on disk: all rows for a subsample", "handlers", "if rows is None else rows]", "if rows is None else rows * 0]",
-          "test_on_disk:subsample"),
+    Fault("on disk: a subsample of the first row", "handlers", "if rows is None else rows]",
+          "if rows is None else rows * 0]", "test_on_disk:subsample"),
     # the loop
     Fault("loop: a step too few", "loop", "carry[0][0] < times", "carry[0][0] < times - 1", "test_loop"),
     Fault("loop: a call whatever the size", "loop", ">= LARGE", ">= 0", "test_loop"),
