@@ -34,7 +34,8 @@ from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.local_moves import LocalGibbs, LocalHMC, LocalLangevin
 from numpyro_sgmcmc.model.on_disk import OnDisk
-from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, WithReplacement, shuffle_rows
+from numpyro_sgmcmc.model.sharded import ShardedRows, shard_rows
+from numpyro_sgmcmc.rows.schemes import Reshuffled, Sharded, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.runs.checkpointed import Checkpointed
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
@@ -77,6 +78,8 @@ __all__ = [
     "Recipe",
     "Reshuffled",
     "SGMCMCState",
+    "Sharded",
+    "ShardedRows",
     "Splitting",
     "WithReplacement",
     "WithoutReplacement",
@@ -90,6 +93,7 @@ __all__ = [
     "resample",
     "score_linearity",
     "settings",
+    "shard_rows",
     "shuffle_rows",
     "step_halving",
     "summary",

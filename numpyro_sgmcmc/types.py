@@ -1,7 +1,8 @@
 """Types that pass between packages: what one may expect of another."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
@@ -99,6 +100,19 @@ class Potential(Protocol):
         """Whether latent sites of the rows are drawn for each minibatch."""
         ...
 
+    @property
+    def devices(self) -> int:
+        """Over how many devices the rows are spread, equally and in order."""
+        ...
+
+    def serving(self, rows: Rows, read: tuple[jax.Array, ...] = ()) -> AbstractContextManager:
+        """
+        Within it lookups of these very rows, of which each device has an equal share of its own, stay on the devices.
+
+        :param read: of each source on disk what has been read of these rows already.
+        """
+        ...
+
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
         """Energy of everything outside the minibatched plates, shape ``()``."""
         ...
@@ -125,8 +139,15 @@ class RowScheme(Protocol):
       sequence of batches.
     """
 
-    independent: ClassVar[bool]  # whether batches are independent of each other, their gradient noise white
-    distinct: ClassVar[bool]  # whether the rows of a batch are distinct
+    @property
+    def independent(self) -> bool:
+        """Whether batches are independent of each other, their gradient noise white."""
+        ...
+
+    @property
+    def distinct(self) -> bool:
+        """Whether the rows of a batch are distinct."""
+        ...
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         """Rows of batch ``t``: int32 numbers in ``0 .. size - 1``, shape ``(batch_size,)``."""

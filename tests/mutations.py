@@ -399,6 +399,16 @@ FAULTS = [
     Fault("on disk: rows below 0", "on_disk", "rows + len(self), rows", "rows, rows", "test_on_disk:rows_are"),
     Fault("on disk: a subsample of the first row", "handlers", "if rows is None else rows]",
           "if rows is None else rows * 0]", "test_on_disk:subsample"),
+    # rows spread over devices
+    Fault("sharded: rows of the device beside", "sharded", "rows.reshape(self.devices, -1) - first[:, None]",
+          "jnp.roll(rows.reshape(self.devices, -1), 1, 0) - first[:, None]", "test_sharded:draws"),
+    Fault("sharded: plain lookups", "sharded", "if not served:", "if True:", "test_sharded:exchanges or lookups"),
+    Fault("sharded: one key for all devices", "schemes", "self.rows(random.fold_in(rng_key, k), t",
+          "self.rows(rng_key, t", "test_sharded:rows_of_its_own"),
+    Fault("sharded: the rows of the first device", "schemes", "k * own + self.rows", "self.rows",
+          "test_sharded:rows_of_its_own"),
+    Fault("sharded: a pass over one device", "full_pass", "own * jnp.arange(devices, dtype=jnp.int32)[:, None]",
+          "0 * jnp.arange(devices, dtype=jnp.int32)[:, None]", "test_sharded:devices"),
     # the loop
     Fault("loop: a step too few", "loop", "carry[0][0] < times", "carry[0][0] < times - 1", "test_loop"),
     Fault("loop: a call whatever the size", "loop", ">= LARGE", ">= 0", "test_loop"),

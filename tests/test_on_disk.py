@@ -260,7 +260,7 @@ def test_what_needs_the_whole_array_is_refused(on_disk, ask):
 
 
 def test_methods_of_arrays_are_refused(on_disk):
-    with pytest.raises(AttributeError, match="has no 'mean': the model asks for all of the array"):
+    with pytest.raises(AttributeError, match="no 'mean': the model asks for all of OnDisk"):
         on_disk[0].mean()
 
 

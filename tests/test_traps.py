@@ -11,7 +11,6 @@ import functools
 import inspect
 import logging
 import pickle
-from typing import ClassVar
 
 import arviz as az
 import jax
@@ -153,7 +152,7 @@ def test_trap_07_numpy_data_and_traced_rows():
 class FirstRows:
     """A scheme of somebody else's, that hands out NumPy arrays."""
 
-    independent: ClassVar[bool] = False
+    independent = False
 
     def __call__(self, rng_key, t, size, batch_size):
         return np.arange(batch_size)

@@ -20,21 +20,21 @@ def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array, chunk_size
     """
     The gradient of U over all rows, in chunks: O(chunk) memory. A model with keys of its own gets one for each chunk.
     """
-    return over_all_rows(potential.plates, jax.grad(potential.estimate), z, rng_key, chunk_size)
+    return over_all_rows(potential, jax.grad(potential.estimate), z, rng_key, chunk_size)
 
 
-def over_all_rows(
-    plates: Mapping[str, Plate], fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None
-) -> Sites:
+def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None) -> Sites:
     """
     The mean of an unbiased estimate ``fn(z, rows, rng_key)`` over all chunks of all plates, weighted by their sizes:
-    exact, since each site is scaled by N/n for each plate it stands in.
+    exact, since each site is scaled by N/n for each plate it stands in. Where rows are spread over devices, a chunk has
+    the same number of rows of each device.
 
     :param chunk_size: see :func:`chunk_length`.
     """
+    devices, plates = potential.devices, potential.plates
     length = chunk_length(lambda rows: fn(z, rows, rng_key), plates, chunk_size)
     parts = [
-        [(name, plate.size, first, n, count) for first, n, count in _parts(plate.size, length)]
+        [(name, plate.size // devices, first, n, count) for first, n, count in _parts(plate.size // devices, length)]
         for name, plate in plates.items()
     ]
     total = jax.tree.map(jnp.zeros_like, z)
@@ -43,10 +43,13 @@ def over_all_rows(
 
         def add(k, total, product=product, key=key):
             rows, weight, digit = {}, 1.0, k
-            for name, size, first, n, count in product:
-                rows[name] = first + (digit % count) * n + jnp.arange(n, dtype=jnp.int32)
-                weight, digit = weight * n / size, digit // count
-            return jax.tree.map(lambda t, x: t + weight * x, total, fn(z, rows, random.fold_in(key, k)))
+            for name, own, first, n, count in product:
+                of_one = first + (digit % count) * n + jnp.arange(n, dtype=jnp.int32)
+                rows[name] = (of_one + own * jnp.arange(devices, dtype=jnp.int32)[:, None]).ravel()
+                weight, digit = weight * n / own, digit // count
+            with potential.serving(rows):
+                estimate = fn(z, rows, random.fold_in(key, k))
+            return jax.tree.map(lambda t, x: t + weight * x, total, estimate)
 
         times = 1
         for *_, count in product:

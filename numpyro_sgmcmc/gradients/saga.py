@@ -151,6 +151,11 @@ class SAGA(GradientEstimator):
                 f"{label} remembers the rows of one plate, but {' and '.join(map(repr, potential.plates))} are all "
                 "minibatched. Leave all but one whole, or use SVRG() or ControlVariate(center)."
             )
+        if potential.devices > 1:
+            raise ValueError(
+                f"{label} remembers rows that are spread over {potential.devices} devices, and its table would not be. "
+                "Use Minibatch(), SVRG() or ControlVariate(center)."
+            )
         if potential.draws_local_sites:
             raise ValueError(f"{label} would remember the draws of local= with the rows. Use gradient=Minibatch().")
         if potential.randomised:

@@ -171,7 +171,7 @@ class Partition:
     """A scheme applied to the batches of a fixed partition of the rows, see :func:`rows_of_batch`."""
 
     scheme: RowScheme
-    distinct: ClassVar[bool] = False
+    distinct = False
     contiguous: ClassVar[bool] = True
 
     @property

@@ -33,7 +33,7 @@ from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.local import with_local
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
+from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, for_devices
 from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
@@ -336,15 +336,15 @@ class SGMCMC(MCMCKernel):
         return jax.vmap(first, (axes_of_chains(chain), 0)) if batched else first
 
     def _chain_for(self, potential: ModelPotential) -> Chain:
-        """The chain with the estimator that is for this potential, where the user leaves it to us."""
-        dynamics = self._chain.dynamics.bind(potential)
-        if dynamics is not self._chain.dynamics:
-            return replace(self._chain, dynamics=dynamics)
+        """The chain with the estimator and the rows that are for this potential, where the user leaves them to us."""
+        chain = replace(self._chain, rows=for_devices(self._chain.rows, potential))
+        dynamics = chain.dynamics.bind(potential)
+        if dynamics is not chain.dynamics:
+            return replace(chain, dynamics=dynamics)
         plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs or potential.draws_local_sites
-        gradient = self._chain.gradient
-        if self._chain.tuned and isinstance(gradient, ControlVariate) and gradient.shared and plain:
-            return replace(self._chain, gradient=Minibatch())
-        return self._chain
+        if chain.tuned and isinstance(chain.gradient, ControlVariate) and chain.gradient.shared and plain:
+            return replace(chain, gradient=Minibatch())
+        return chain
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """

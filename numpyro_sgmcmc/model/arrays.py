@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.on_disk import OnDisk
+from numpyro_sgmcmc.model.row_array import RowArray
 
 
 class Indexable(np.ndarray):
@@ -51,8 +52,10 @@ def indexable(arguments: tuple[tuple, Mapping[str, Any]]) -> Any:
     """
 
     def convert(path: Any, x: Any) -> Any:
-        if isinstance(x, OnDisk) or (_is_numeric(x) and isinstance(x, np.memmap) and x.ndim):
-            return (x if isinstance(x, OnDisk) else OnDisk(x)).named(_name(path))
+        if _is_numeric(x) and isinstance(x, np.memmap) and x.ndim:
+            x = OnDisk(x)
+        if isinstance(x, RowArray):
+            return x.named(_name(path))
         return x.view(Indexable) if _is_numeric(x) and not isinstance(x, Indexable) else x
 
     return jax.tree_util.tree_map_with_path(convert, arguments)
@@ -77,15 +80,15 @@ def without_data(args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, jax.
     """
     The arguments of a model for an abstract trace, which takes no NumPy array to the device.
 
-    :return: shapes of the indexable arrays and of those on disk by name, and the function that puts traced arrays in
-        their place.
+    :return: shapes of the indexable arrays and of the stand-ins for arrays by name, and the function that puts traced
+        arrays in their place.
     """
     named = named_leaves(args, kwargs)
     treedef = jax.tree.structure((args, dict(kwargs)))
     shapes = {
         name: jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
         for name, leaf in named
-        if isinstance(leaf, (Indexable, OnDisk))
+        if isinstance(leaf, (Indexable, RowArray))
     }
 
     def with_traced(traced: Mapping[str, jax.Array]) -> Any:

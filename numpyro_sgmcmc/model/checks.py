@@ -10,9 +10,9 @@ import numpy as np
 
 from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.model.local import drawn_locally
-from numpyro_sgmcmc.model.on_disk import OnDisk, asks_for_all
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.replay import LocalError
+from numpyro_sgmcmc.model.row_array import RowArray, asks_for_all
 from numpyro_sgmcmc.model.row_checks import INDEXED, check_rows
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
@@ -108,9 +108,9 @@ def _outline_of_all_rows(
             "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...)."
         ) from error
     except ValueError as error:
-        on_disk = [repr(leaf) for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, OnDisk)]
-        if on_disk and "__jax_array__" in str(error):  # under jit JAX refuses it before it asks for the array
-            raise asks_for_all(" or ".join(on_disk)) from error
+        by_row = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, RowArray)]
+        if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it asks for the array
+            raise asks_for_all(*by_row) from error
         raise
     except TypeError as error:
         odd = _no_array_of_numbers(args, kwargs)

@@ -9,7 +9,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.model.on_disk import OnDisk
+from numpyro_sgmcmc.model.row_array import RowArray
 
 ROWS = 16  # looked at in each array, spread evenly
 
@@ -34,7 +34,7 @@ def _bytes(leaf: Any) -> bytes:
         return repr(leaf).encode()
     if isinstance(leaf, np.generic):
         leaf = np.asarray(leaf)
-    if not isinstance(leaf, (np.ndarray, jax.Array, OnDisk)):
+    if not isinstance(leaf, (np.ndarray, jax.Array, RowArray)):
         return b""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
         return f"{leaf.shape}{leaf.dtype}".encode()

@@ -13,7 +13,7 @@ from numpyro.distributions.transforms import Transform
 from numpyro.primitives import Messenger
 
 from numpyro_sgmcmc.model.arrays import indexable
-from numpyro_sgmcmc.model.on_disk import OnDisk
+from numpyro_sgmcmc.model.row_array import RowArray
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.compat import SCAN_INDEX, plates_around, scan_wrapper
 
@@ -53,8 +53,8 @@ class minibatch(Messenger):
             msg["args"] = (_report_plates(body, self.in_scan), *rest)
 
     def postprocess_message(self, msg: Any) -> None:
-        """Takes the rows for ``numpyro.subsample`` of an array on disk, which the plate could not, before it tries."""
-        if msg["type"] == "subsample" and isinstance(msg["value"], OnDisk):
+        """Takes the rows for ``numpyro.subsample`` of a stand-in for an array before the plate tries, which cannot."""
+        if msg["type"] == "subsample" and isinstance(msg["value"], RowArray):
             array, event_dim = msg["value"], msg["kwargs"]["event_dim"]
             for plate in plates_around():
                 if plate.dim - event_dim == -array.ndim:

@@ -1,17 +1,17 @@
 """Arrays that stay on disk: stand-ins that a model indexes by rows, and that read these rows alone."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 import os
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.model.row_array import RowArray
 
-class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
+
+class OnDisk(RowArray):
     """
     An array that stays on disk. A model indexes it by the rows of its plate, ``X[rows]``, as an array in memory, and
     only these rows are read. The draws are those of the same array in memory.
@@ -54,9 +54,10 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
         3.0
     """
 
+    where = "on disk"
+
     def __init__(self, source: Any):
         self._source = source
-        self._argument = ""
         rows = self._rows = self._opened()
         if not hasattr(rows, "shape") or not hasattr(rows, "dtype"):
             raise TypeError(f"{self!r}: a source needs a shape, a dtype and slices of rows.")
@@ -64,14 +65,6 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
         if not self.shape or np.dtype(rows.dtype).kind not in "biufc":
             raise ValueError(f"{self!r}: shape {self.shape} and dtype {rows.dtype} are not those of rows of numbers.")
         self.dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
-        self._traced: jax.Array | None = None
-        self._ahead: list[tuple[Any, jax.Array]] = []
-
-    ndim = property(lambda self: len(self.shape))
-    size = property(lambda self: int(np.prod(self.shape)))
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         source = self._source
@@ -84,21 +77,12 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
     def __reduce__(self) -> Any:
         return OnDisk, (self._source,)
 
-    # -- what a model does --------------------------------------------------------------------------------------------
-
-    def __getitem__(self, index: Any) -> jax.Array:
-        rows, *rest = index if isinstance(index, tuple) else (index,)
-        if rows is None or rows is Ellipsis or not all(isinstance(part, (int, slice, type(None))) for part in rest):
-            raise TypeError(
-                f"{self!r} is indexed by rows, X[rows], and beside them by numbers and slices: X[rows, 1:]."
-            )
-        taken = self._take(rows)
-        within = (slice(None),) * (taken.ndim - self.ndim + 1)  # the dimensions of the rows
-        return taken[(*within, *rest)] if rest else taken
-
-    def _take(self, rows: Any) -> jax.Array:
-        if self._traced is not None:
-            return self._traced[rows]
+    def _take(self, rows: Any, served: Any = None) -> jax.Array:
+        """
+        :param served: the rows themselves, if they have been read already.
+        """
+        if served is not None:
+            return served
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
         if not isinstance(rows, Tracer):
@@ -106,29 +90,8 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
             if rows.dtype.kind not in "iu":
                 raise TypeError(f"{self!r} is indexed by row numbers, not by {rows.dtype}.")
             return jnp.asarray(self.read(np.where(rows < 0, rows + len(self), rows)))
-        for known, values in self._ahead:
-            if rows is known:
-                return values
         shape = jax.ShapeDtypeStruct((*rows.shape, *self.shape[1:]), self.dtype)
         return jax.pure_callback(self.read, shape, rows, vmap_method="broadcast_all")
-
-    def __array_function__(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        if func in (np.shape, np.ndim, np.size) and args == (self,) and not kwargs:
-            return {np.shape: self.shape, np.ndim: self.ndim, np.size: self.size}[func]
-        self._refuse()
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise asks_for_all(repr(self))
-
-    __array__ = __jax_array__ = __array_ufunc__ = __iter__ = __contains__ = _refuse
-
-    def __hash__(self) -> int:  # NumPyro looks its arguments up
-        return id(self)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of protocols that others look for
-            raise AttributeError(name)
-        raise AttributeError(f"{self!r} has no {name!r}: {asks_for_all('the array')}")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -169,39 +132,6 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
             length = os.stat(rows.filename).st_size
             if length < rows.offset + rows.nbytes:
                 raise EOFError(f"the file has only {length} bytes left.")
-
-    # -- for the potential --------------------------------------------------------------------------------------------
-
-    def named(self, name: str) -> "OnDisk":
-        """This array with the name of the argument that it is, for errors."""
-        return self._with(_argument=f"{name}, ")
-
-    def standing_for(self, traced: jax.Array) -> "OnDisk":
-        """This array with a traced one in the place of the file, for an abstract trace."""
-        return self._with(_traced=traced)
-
-    def _with(self, **changes: Any) -> "OnDisk":
-        other = OnDisk.__new__(OnDisk)
-        vars(other).update(vars(self), _ahead=[], **changes)
-        return other
-
-    @contextmanager
-    def serving(self, rows: Any, values: jax.Array) -> Iterator[None]:
-        """Within it, these very row numbers give these values, which have been read already."""
-        self._ahead.append((rows, values))
-        try:
-            yield
-        finally:
-            self._ahead.pop()
-
-
-def asks_for_all(what: str) -> TypeError:
-    """The error of a model that uses an array on disk in another way than by rows."""
-    return TypeError(
-        f"the model asks for all of {what}, which is on disk. It may use rows of it, X[rows], its shape and its dtype. "
-        "Compute what else it needs before the run and hand that in, or hand in the array itself, np.asarray(...), if "
-        "it fits into memory."
-    )
 
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int, int]]:

@@ -24,6 +24,7 @@ from numpyro_sgmcmc.model.checks import checked_structure
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.on_disk import OnDisk
+from numpyro_sgmcmc.model.sharded import ShardedRows
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.model.summed import summed_out
 from numpyro_sgmcmc.types import Plate, Rows, Sites
@@ -101,13 +102,33 @@ class ModelPotential:
         sizes = [plate.size for plate in self.plates.values()]
         return [source for source in self.sources if [len(source)] == sizes]
 
+    @property
+    def sharded(self) -> list[ShardedRows]:
+        """The arguments whose rows are spread over devices."""
+        return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, ShardedRows)]
+
+    @property
+    def devices(self) -> int:
+        """
+        Over how many devices they are spread.
+
+        :raises ValueError: some over more than others.
+        """
+        numbers = {array.devices for array in self.sharded} or {1}
+        if len(numbers) > 1:
+            raise ValueError(f"{' and '.join(map(repr, self.sharded))} are not spread over the same devices.")
+        return numbers.pop()
+
     @contextmanager
-    def serving(self, rows: Rows, read: tuple[jax.Array, ...]) -> Iterator[None]:
-        """Within it the :attr:`row_sources` give what has been read of these rows."""
+    def serving(self, rows: Rows, read: tuple[jax.Array, ...] = ()) -> Iterator[None]:
+        """
+        Within it the :attr:`row_sources` give what has been read of these rows, and of those that are spread over
+        devices, an equal share of its own for each, each device looks up its own.
+        """
         with ExitStack() as stack:
-            for source, values in zip(self.row_sources, read):
-                (of_plate,) = rows.values()
-                stack.enter_context(source.serving(of_plate, values))
+            for of_plate in rows.values():
+                for source, what in (*zip(self.row_sources, read), *((array, True) for array in self.sharded)):
+                    stack.enter_context(source.serving(of_plate, what))
             yield
 
     @property

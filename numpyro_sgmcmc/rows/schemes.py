@@ -5,7 +5,7 @@ rows use :func:`~numpyro_sgmcmc.rows.permutation.permute`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jax import lax, random
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.rows.permutation import add, permute, words, words_needed
-from numpyro_sgmcmc.types import Plate, Rows, RowScheme, RowsState
+from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, RowsState
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Reshuffled:
     """
 
     contiguous: bool = False
-    independent: ClassVar[bool] = False
-    distinct: ClassVar[bool] = True
+    independent = False
+    distinct = True
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         batches = size // batch_size
@@ -79,8 +79,8 @@ class WithoutReplacement:
         4
     """
 
-    independent: ClassVar[bool] = True
-    distinct: ClassVar[bool] = True
+    independent = True
+    distinct = True
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         order = words(rng_key, t, words_needed(size))
@@ -104,11 +104,83 @@ class WithReplacement:
         True
     """
 
-    independent: ClassVar[bool] = True
-    distinct: ClassVar[bool] = False
+    independent = True
+    distinct = False
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
         return random.randint(random.fold_in(rng_key, jnp.asarray(t, jnp.uint32)), (batch_size,), 0, size, jnp.int32)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """
+    Of every device the same number of rows of its own, for arrays of :func:`~numpyro_sgmcmc.shard_rows`. Kernels use it
+    by themselves where the arrays are sharded. Given to a kernel whose arrays are on one device, it draws the same rows
+    there, and so the draws of several devices up to rounding.
+
+    :param rows: the scheme by which each device chooses among its rows, in the order of its key.
+    :param int devices: D, over which N rows and batches of n are shared equally: device k has the rows kN/D to
+        (k + 1)N/D - 1.
+    :raises ValueError: N or n are no multiples of D.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import jax.numpy as jnp
+        >>> from numpyro_sgmcmc import Reshuffled, Sharded
+        >>> rows = Sharded(Reshuffled(), 2)(random.key(0), jnp.array(0), 12, 4)  # two of 0 .. 5 and two of 6 .. 11
+        >>> (rows // 6).tolist()
+        [0, 0, 1, 1]
+    """
+
+    rows: RowScheme
+    devices: int
+
+    @property
+    def independent(self) -> bool:
+        return self.rows.independent
+
+    @property
+    def distinct(self) -> bool:
+        return self.rows.distinct
+
+    @property
+    def contiguous(self) -> bool:
+        return getattr(self.rows, "contiguous", False)
+
+    def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
+        if size % self.devices or batch_size % self.devices:
+            raise ValueError(
+                f"{self}: {size} rows and batches of {batch_size} cannot both be shared equally. Use a batch_size that "
+                f"is a multiple of {self.devices}, and leave out {size % self.devices} rows."
+            )
+        own = size // self.devices
+
+        def share(k):
+            return k * own + self.rows(random.fold_in(rng_key, k), t, own, batch_size // self.devices)
+
+        return jax.vmap(share)(jnp.arange(self.devices, dtype=jnp.int32)).ravel()
+
+
+def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
+    """
+    The scheme that asks each device over which a potential's rows are spread for rows of its own.
+
+    :raises ValueError: a scheme for another number of devices, or more than one minibatched plate.
+    """
+    devices = potential.devices
+    if devices == 1 or getattr(scheme, "devices", 0) == devices:
+        return scheme
+    if isinstance(scheme, Sharded):
+        raise ValueError(f"rows={scheme}: the rows of the data are spread over {devices} devices. Leave out Sharded.")
+    if len(potential.plates) > 1:
+        raise ValueError(
+            f"the plates {' and '.join(map(repr, potential.plates))} are all minibatched, and rows that are spread "
+            "over devices are those of one plate. Leave all but one whole."
+        )
+    return Sharded(scheme, devices)
 
 
 def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:

@@ -179,7 +179,7 @@ def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[ja
         def one(z, rows, key):
             return jax.jvp(lambda z: jax.grad(potential.estimate)(z, rows, key), (z,), (v,))[1]
 
-        return over_all_rows(potential.plates, one, z, rng_key)
+        return over_all_rows(potential, one, z, rng_key)
 
     gradient = full_gradient(potential, z, rng_key)
     step, _ = cg(product, gradient, maxiter=PRODUCTS)

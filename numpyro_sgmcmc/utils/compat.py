@@ -21,6 +21,7 @@ __all__ = [
     "SCAN_INDEX",
     "ParamShape",
     "bind",
+    "closed_over_arrays_are_constants",
     "find_valid_initial_params",
     "is_mapped",
     "jit_is_disabled",
@@ -56,6 +57,11 @@ def is_mapped(value: Any) -> bool:
 def jit_is_disabled() -> bool:
     """Whether ``jax.disable_jit()`` is on: JAX offers no function that tells."""
     return bool(getattr(jax.config, "jax_disable_jit"))  # noqa: B009, unknown to the type checker
+
+
+def closed_over_arrays_are_constants() -> bool:
+    """Whether a program holds the arrays that it closes over, see ``JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS``."""
+    return not getattr(jax.config, "jax_use_simplified_jaxpr_constants")  # noqa: B009, unknown to the type checker
 
 
 def sample_code() -> CodeType | None:

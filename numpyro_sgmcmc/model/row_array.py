@@ -1,0 +1,103 @@
+"""Stand-ins for arrays of which a model may ask for rows alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Self
+
+import jax
+import numpy as np
+
+
+class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """
+    An array that a model indexes by the rows of its plate, ``X[rows]``. Whatever else a model asks of it, but its shape
+    and its dtype, is an error that says why.
+
+    :ivar tuple shape: of the whole array.
+    :ivar dtype: of JAX.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: Any
+    where: str  # it is, for errors
+    _argument = ""
+    _traced: jax.Array | None = None
+    _served: tuple[tuple[Any, Any], ...] = ()
+
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape)))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        rows, *rest = index if isinstance(index, tuple) else (index,)
+        if rows is None or rows is Ellipsis or not all(isinstance(part, (int, slice, type(None))) for part in rest):
+            raise TypeError(
+                f"{self!r} is indexed by rows, X[rows], and beside them by numbers and slices: X[rows, 1:]."
+            )
+        if self._traced is not None:
+            taken = self._traced[rows]
+        else:
+            values = [values for known, values in self._served if known is rows]
+            taken = self._take(rows, *values[-1:])
+        within = (slice(None),) * (taken.ndim - self.ndim + 1)  # the dimensions of the rows
+        return taken[(*within, *rest)] if rest else taken
+
+    def _take(self, rows: Any, served: Any = None) -> jax.Array:
+        """
+        :param served: what :meth:`serving` was told of these rows.
+        """
+        raise NotImplementedError
+
+    def __array_function__(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        if func in (np.shape, np.ndim, np.size) and args == (self,) and not kwargs:
+            return {np.shape: self.shape, np.ndim: self.ndim, np.size: self.size}[func]
+        self._refuse()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise asks_for_all(self)
+
+    __array__ = __jax_array__ = __array_ufunc__ = __iter__ = __contains__ = _refuse
+
+    def __hash__(self) -> int:  # NumPyro looks its arguments up
+        return id(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of protocols that others look for
+            raise AttributeError(name)
+        raise AttributeError(f"no {name!r}: {asks_for_all(self)}")
+
+    # -- for the potential --------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> Self:
+        """This array with the name of the argument that it is, for errors."""
+        return self._with(_argument=f"{name}, ")
+
+    def standing_for(self, traced: jax.Array) -> Self:
+        """This array with a traced one in its place, for an abstract trace."""
+        return self._with(_traced=traced)
+
+    def _with(self, **changes: Any) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), _served=(), **changes)
+        return other
+
+    @contextmanager
+    def serving(self, rows: Any, what: Any) -> Iterator[None]:
+        """Within it, a lookup of these very row numbers is told so."""
+        before, self._served = self._served, (*self._served, (rows, what))
+        try:
+            yield
+        finally:
+            self._served = before
+
+
+def asks_for_all(*arrays: RowArray) -> TypeError:
+    """The error of a model that uses such an array in another way than by rows."""
+    where = arrays[0].where
+    return TypeError(
+        f"the model asks for all of {' or '.join(map(repr, arrays))}, which is {where}. It may use rows of it, "
+        "X[rows], its shape and its dtype. Compute what else it needs before the run and hand that in, or hand in "
+        "the array itself, np.asarray(...), if it fits into memory."
+    )
