@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -102,14 +103,17 @@ class Potential(Protocol):
 
     @property
     def devices(self) -> int:
-        """Over how many devices the rows are spread, equally and in order."""
+        """Over how many devices the rows are spread, in order."""
         ...
 
-    def serving(self, rows: Rows, read: tuple[jax.Array, ...] = ()) -> AbstractContextManager:
+    def serving(
+        self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
+    ) -> AbstractContextManager:
         """
-        Within it lookups of these very rows, of which each device has an equal share of its own, stay on the devices.
+        Within it lookups of these very rows, as many of each device's own, stay on the devices.
 
         :param read: of each source on disk what has been read of these rows already.
+        :param weights: what the rows count, by plate, where that is not 1.
         """
         ...
 

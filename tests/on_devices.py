@@ -90,6 +90,13 @@ def check_draws():
         options = {"step_size": 1e-3, **options}
         on_one = options | {"rows": Sharded(options.get("rows", Reshuffled()), 4)}
         np.testing.assert_allclose(run(sharded, **options), run(plain, **on_one), atol=5e-6, err_msg=name)
+    fewer = [x[:-3] for x in (X, Y)]  # shares that are not equal
+    for name, options in {"plain": {}, "control variate": {"gradient": ControlVariate(CENTER)}}.items():
+        there = run(shard_rows(mesh_of(), *fewer), step_size=1e-3, **options)
+        again = run([jnp.asarray(x) for x in fewer], step_size=1e-3, rows=Sharded(Reshuffled(), 4), **options)
+        np.testing.assert_allclose(there, again, atol=5e-6, err_msg=f"unequal shares, {name}")
+        whole = shard_rows(mesh_of(), *(jnp.asarray(x) for x in fewer))
+        np.testing.assert_array_equal(run(whole, step_size=1e-3, **options), there)
     explicit = shard_rows(mesh_of(axis_type=jax.sharding.AxisType.Explicit), X, Y)
     np.testing.assert_array_equal(run(explicit, step_size=1e-3), run(sharded, step_size=1e-3))
     found = [

@@ -9,11 +9,16 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import on_devices
 from processes import TESTS, in_a_fresh_process
 import pytest
 
 from numpyro_sgmcmc import SAGA, SGLD, Reshuffled, Sharded, WithoutReplacement, shard_rows
+from numpyro_sgmcmc.gradients.full_pass import full_gradient
+from numpyro_sgmcmc.rows.schemes import row_weights
+from numpyro_sgmcmc.rows.shares import Shares
 
 SEVERAL = {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1", "JAX_PLATFORMS": "cpu"}
 FOUR = SEVERAL | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -41,10 +46,56 @@ def test_each_device_gets_rows_of_its_own(scheme):
     assert Sharded(scheme, 3).distinct == scheme.distinct
 
 
-@pytest.mark.parametrize("size, batch_size", [(61, 12), (60, 13)])
-def test_shares_that_are_not_equal(size, batch_size):
-    with pytest.raises(ValueError, match=f"{size} rows and batches of {batch_size} cannot both be shared equally"):
-        Sharded(Reshuffled(), 3)(random.key(0), 0, size, batch_size)
+def test_batches_that_cannot_be_shared():
+    with pytest.raises(ValueError, match="batches of 13 rows cannot be shared equally by 3 devices"):
+        Sharded(Reshuffled(), 3)(random.key(0), 0, 60, 13)
+
+
+@pytest.mark.parametrize("size, devices", [(7, 2), (8, 3), (11, 4), (12, 3)])
+def test_shares_of_any_size(size, devices):
+    shares = Shares(size, devices)
+    owner = np.repeat(np.arange(devices), shares.numbers)
+    assert len(owner) == size and max(shares.numbers) - min(shares.numbers) <= 1
+    places = np.asarray(shares.locate(np.arange(size)))
+    assert (places // shares.longest == owner).all()
+    filled = np.asarray(shares.rows(np.arange(shares.longest)))
+    assert (filled.ravel()[places] == np.arange(size)).all()
+
+
+@pytest.mark.parametrize("model", [on_devices.model, on_devices.subsampled])
+def test_the_mean_over_all_batches_of_unequal_shares_is_the_full_gradient(model):
+    """In 12 steps each of 4 rows is seen 3 times and each of 3 rows 4 times."""
+    scheme, data = Sharded(Reshuffled(), 2), (jnp.asarray(on_devices.X[:7]), jnp.asarray(on_devices.Y[:7]))
+    kernel = SGLD(model, step_size=1e-3, batch_size=2, rows=scheme)
+    potential = kernel._potential(data, {})
+    z = {"w": jnp.linspace(-1, 2, on_devices.DIM)}
+
+    def gradient(t):
+        rows = {"N": scheme(random.key(3), t, 7, 2)}
+        with potential.serving(rows, weights=row_weights(scheme, potential.plates)):
+            return jax.grad(potential.estimate)(z, rows)
+
+    mean = jax.tree.map(lambda x: x.mean(0), jax.vmap(gradient)(jnp.arange(12)))
+    exact = full_gradient(potential, z, random.key(0))
+    np.testing.assert_allclose(mean["w"], exact["w"], rtol=1e-5)
+
+
+def test_steps_from_unequal_shares_are_weighted():
+    """SGLD on a mean: what a step adds to z is the weighted gradient and the noise of the step."""
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1e6))
+        with numpyro.plate("N", len(x)) as rows:
+            numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+
+    def moved(x):
+        kernel = SGLD(model, step_size=1e-3, batch_size=2, rows=Sharded(Reshuffled(), 2))
+        state = kernel.init(random.key(0), 0, {"mu": 0.0}, (x,), {})
+        return float(kernel.sample(state, (x,), {}).z["mu"] - kernel.sample(state, (0 * x,), {}).z["mu"])
+
+    # of a batch of one row each, those of 4 rows count 4 and those of 3 rows count 3
+    assert moved(jnp.array([1.0, 1, 1, 1, 0, 0, 0])) == pytest.approx(4e-3, rel=1e-4)
+    assert moved(jnp.array([0.0, 0, 0, 0, 1, 1, 1])) == pytest.approx(3e-3, rel=1e-4)
 
 
 def test_rows_of_one_device(data_as_arguments):
@@ -76,8 +127,8 @@ def test_what_shard_rows_refuses(data_as_arguments):
     mesh = jax.make_mesh((1, 2), ("chains", "rows"), devices=jax.devices()[:2])
     with pytest.raises(ValueError, match="the mesh has the axes 'chains', 'rows'. Name one"):
         shard_rows(mesh, on_devices.X)
-    with pytest.raises(ValueError, match="9 rows cannot be shared equally by 2 devices along 'rows': leave out 1"):
-        shard_rows(mesh, on_devices.X[:9], axis="rows")
+    with pytest.raises(ValueError, match="1 rows cannot be shared by 2 devices along 'rows'"):
+        shard_rows(mesh, on_devices.X[:1], axis="rows")
     with pytest.raises(ValueError, match=r"one common number of rows, got shapes \(1200, 5\), \(7,\)"):
         shard_rows(mesh, on_devices.X, on_devices.Y[:7], axis="rows")
     jax.config.update("jax_use_simplified_jaxpr_constants", False)
@@ -98,6 +149,8 @@ def test_what_a_kernel_refuses(data_as_arguments):
         init(batch_size=41)
     with pytest.raises(ValueError, match="SAGA.*spread over 2 devices"):
         init(gradient=SAGA())
+    with pytest.raises(ValueError, match="SAGA.*takes no rows=Sharded"):
+        SGLD(on_devices.model, step_size=1e-3, batch_size=40, rows=Sharded(Reshuffled(), 2), gradient=SAGA())
     with pytest.raises(ValueError, match="are not spread over the same devices"):
         init(data=(data[0], shard_rows(on_devices.mesh_of(1), on_devices.Y)))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import checked_count
@@ -80,16 +80,17 @@ def gradient_noise(
     num_batches = checked_count("num_batches", num_batches)
     if num_batches < 2:
         raise ValueError(f"num_batches={num_batches}: a variance needs at least 2.")
-    chain = kernel._chain
 
     def probe(potential, state):
+        chain = kernel._chain_for(potential)
         key_probes = stream(state.rng_key, PROBE)
 
         def gradient(k):
             key = random.fold_in(key_probes, k)
             coming = state.rows_state._replace(t=jnp.asarray(state.rows_state.t + k, jnp.uint32))
             rows, _ = next_rows(chain.rows, coming, potential.plates)
-            return chain.gradient.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
+            with potential.serving(rows, weights=row_weights(chain.rows, potential.plates)):
+                return chain.gradient.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
 
         variance = gradient_variance(gradient, num_batches)
         return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))

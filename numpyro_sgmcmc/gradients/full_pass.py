@@ -9,6 +9,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.rows.shares import Shares
 from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
 from numpyro_sgmcmc.utils.memory import peak
 
@@ -34,7 +35,7 @@ def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, c
     devices, plates = potential.devices, potential.plates
     length = chunk_length(lambda rows: fn(z, rows, rng_key), plates, chunk_size)
     parts = [
-        [(name, plate.size // devices, first, n, count) for first, n, count in _parts(plate.size // devices, length)]
+        [(name, Shares(plate.size, devices), *part) for part in _parts(-(-plate.size // devices), length)]
         for name, plate in plates.items()
     ]
     total = jax.tree.map(jnp.zeros_like, z)
@@ -42,12 +43,15 @@ def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, c
         key = random.fold_in(rng_key, p)
 
         def add(k, total, product=product, key=key):
-            rows, weight, digit = {}, 1.0, k
-            for name, own, first, n, count in product:
-                of_one = first + (digit % count) * n + jnp.arange(n, dtype=jnp.int32)
-                rows[name] = (of_one + own * jnp.arange(devices, dtype=jnp.int32)[:, None]).ravel()
-                weight, digit = weight * n / own, digit // count
-            with potential.serving(rows):
+            rows, weights, weight, digit = {}, {}, 1.0, k
+            for name, shares, first, n, count in product:
+                places = first + (digit % count) * n + jnp.arange(n, dtype=jnp.int32)
+                rows[name] = shares.rows(places).ravel()
+                if not shares.equal:  # the places that some devices lack count nothing
+                    there = places < shares.numbers[:, None]
+                    weights[name] = (devices * shares.longest / shares.size * there).ravel()
+                weight, digit = weight * n / shares.longest, digit // count
+            with potential.serving(rows, weights=weights):
                 estimate = fn(z, rows, random.fold_in(key, k))
             return jax.tree.map(lambda t, x: t + weight * x, total, estimate)
 

@@ -137,6 +137,8 @@ class SAGA(GradientEstimator):
         check_options("SAGA", "per", self.per, self.predictor, self.chunk_size, self.memory)
 
     def with_rows(self, rows: RowScheme) -> tuple["SAGA", RowScheme]:
+        if getattr(rows, "devices", 1) > 1:
+            raise ValueError(f"{self._form.label} takes no rows={rows!r}. Use Minibatch(), SVRG() or ControlVariate().")
         estimator = copy.copy(self)
         object.__setattr__(estimator, "distinct", self.per == "batch" or getattr(rows, "distinct", False))
         if self.per == "batch":

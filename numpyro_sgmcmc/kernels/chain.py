@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
 from numpyro_sgmcmc.model.coordinates import in_x, raveled, unraveler
 from numpyro_sgmcmc.model.potential import ModelPotential
-from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.tuning.schedules import Constant, schedule_index
 from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
 from numpyro_sgmcmc.tuning.tuner import Tuning
@@ -96,7 +96,8 @@ class Chain:
             phase = self.dynamics.informed(phase, self._white_noise(potential, z, gradient_state, key_probes))
         first = ()
         if self.integrator.carries_gradient:
-            first = self.gradient.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
+            with potential.serving(rows, weights=self._weights(potential)):
+                first = self.gradient.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
         marks = Marks(0, jnp.uint32(num_warmup), fingerprint, 0)
         state = self._fresh(phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key)
         return state, energies
@@ -157,9 +158,14 @@ class Chain:
         def gradient_fn(k):
             rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
             key = random.fold_in(key_model, k)
-            return self.gradient.evaluate(potential, z, rows, gradient_state, key).gradient
+            with potential.serving(rows, weights=self._weights(potential)):
+                return self.gradient.evaluate(potential, z, rows, gradient_state, key).gradient
 
         return gradient_variance(gradient_fn)
+
+    def _weights(self, potential: ModelPotential) -> dict[str, Any]:
+        """What the rows of a batch count, by plate, where that is not 1."""
+        return row_weights(self.rows, potential.plates)
 
     # -- a transition: begin, some steps, end -------------------------------------------------------------------
 
@@ -196,7 +202,7 @@ class Chain:
 
         old, at = state.phase, to_gradient(gradient_fn)
         quiet = self._quiet(state.i, marks.wraps)
-        with potential.serving(rows, read):
+        with potential.serving(rows, read, self._weights(potential)):
             new, gradient, evaluations = self.integrator.step(
                 self.dynamics, old, state.gradient, h, at, key_noise, **quiet
             )
@@ -282,7 +288,8 @@ class Chain:
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         _, to_gradient = self._in_coordinates(potential, state)
         at = to_gradient(lambda z: self.gradient.evaluate(potential, z, rows, state.gradient_state, rng_key))
-        return at(state.phase.z).gradient
+        with potential.serving(rows, weights=self._weights(potential)):
+            return at(state.phase.z).gradient
 
     def found_h(self, tuning: Tuning) -> jax.Array:
         """h that the warm-up has found, and after it what a relative schedule makes of it, the same in a transition."""

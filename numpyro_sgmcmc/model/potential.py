@@ -12,6 +12,7 @@ row it would take those of the batch.
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 import copy
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -57,6 +58,7 @@ class ModelPotential:
         self.structure = structure
         self.transforms = transforms
         self.args, self.kwargs = args, dict(kwargs)
+        self._weights: Mapping[str, Any] = {}
         self._model = model
         if structure.has_params:
             self._model = handlers.substitute(model, data=self._frozen())
@@ -120,12 +122,16 @@ class ModelPotential:
         return numbers.pop()
 
     @contextmanager
-    def serving(self, rows: Rows, read: tuple[jax.Array, ...] = ()) -> Iterator[None]:
+    def serving(
+        self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[None]:
         """
-        Within it the :attr:`row_sources` give what has been read of these rows, and of those that are spread over
-        devices, an equal share of its own for each, each device looks up its own.
+        Within it the :attr:`row_sources` give what has been read of these rows, devices over which rows are spread look
+        up their own, as many each, and the energies of rows have weights.
         """
         with ExitStack() as stack:
+            stack.callback(setattr, self, "_weights", self._weights)
+            self._weights = weights
             for of_plate in rows.values():
                 for source, what in (*zip(self.row_sources, read), *((array, True) for array in self.sharded)):
                     stack.enter_context(source.serving(of_plate, what))
@@ -162,7 +168,10 @@ class ModelPotential:
                 log_prob = site["fn"].log_prob(site["value"])
                 if site["scale"] is not None:
                     log_prob = site["scale"] * log_prob
-                yield name, {frame.name: frame.dim for frame in site["cond_indep_stack"]}, -log_prob
+                plates = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+                for plate in self._weights.keys() & plates.keys():
+                    log_prob = log_prob * self._weights[plate].reshape(-1, *(1,) * (-plates[plate] - 1))
+                yield name, plates, -log_prob
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
         """Energy of everything outside the minibatched plates, transforms' Jacobians included; touches no data."""

@@ -1,8 +1,11 @@
 r"""
-Arrays whose rows are spread over devices: device k of D has rows :math:`kN/D` to :math:`(k+1)N/D - 1`.
+Arrays whose rows are spread over devices, device k of D has :math:`N_k` of them.
 
-Where each device looks up rows of its own, :math:`\nabla U(z) = -\nabla\log p(z) - \frac{N}{n}\sum_k\sum_{i \in S_k}
-\nabla\log p(x_i \mid z)` needs one sum over k, of as many numbers as z has. Plain indexing of a sharded array would
+Where each device looks up n / D rows of its own, of energy u,
+
+.. math:: \nabla\tilde U(z) = \nabla U_0(z) + \sum_{k=1}^D \frac{N_k}{n / D} \sum_{i \in S_k} \nabla u_i(z)
+
+needs one sum over k, of as many numbers as z has. Plain indexing of a sharded array would
 send the rows themselves from device to device.
 """
 
@@ -14,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from numpyro_sgmcmc.model.row_array import RowArray
+from numpyro_sgmcmc.rows.shares import Shares
 from numpyro_sgmcmc.utils.compat import closed_over_arrays_are_constants
 
 
@@ -22,14 +26,16 @@ class ShardedRows(RowArray):
     An array whose rows are spread over the devices of a mesh, made by :func:`shard_rows`. A model indexes it by the
     rows of its plate, ``X[rows]``.
 
-    :param jax.Array values: the rows, shape ``(devices, N / devices, ...)``, the first axis over the devices.
+    :param jax.Array values: the rows of each device, shape ``(D, N / D, ...)``, the first axis over the devices. Where
+        D does not divide N, ``N / D`` is rounded up, and shorter shares are filled up.
+    :param int size: N.
     """
 
-    def __init__(self, values: jax.Array):
+    def __init__(self, values: jax.Array, size: int):
         self._values = values
-        devices, length, *rest = values.shape
-        self.devices = devices
-        self.shape = (devices * length, *rest)
+        self._shares = Shares(size, len(values))
+        self.devices = len(values)
+        self.shape = (size, *values.shape[2:])
         self.dtype = values.dtype
 
     where = "spread over devices"
@@ -43,10 +49,8 @@ class ShardedRows(RowArray):
             cut into equal pieces.
         """
         if not served:
-            return self._values.reshape(self.shape)[rows]
-        length = self._values.shape[1]
-        first = length * jnp.arange(self.devices, dtype=jnp.int32)
-        places = (rows.reshape(self.devices, -1) - first[:, None]).astype(jnp.uint32)
+            return self._values.reshape(-1, *self.shape[1:])[self._shares.locate(rows)]
+        places = (rows.reshape(self.devices, -1) - self._shares.first[:, None]).astype(jnp.uint32)
         # rows of another device would be numbers that are not finite, never another row
         own = jax.vmap(lambda values, at: values.at[at].get(mode="fill"))(self._values, places)
         return own.reshape(*rows.shape, *self.shape[1:])
@@ -54,7 +58,7 @@ class ShardedRows(RowArray):
 
 def shard_rows(mesh: Mesh, *arrays: Any, axis: str | None = None) -> Any:
     """
-    Spread the rows of arrays over the devices of a mesh, an equal share for each.
+    Spread the rows of arrays over the devices of a mesh, as many on each, or one more on some.
 
     In a run of several processes each of them calls it with the same arrays, memory maps for example, and reads the
     rows of its own devices; or with a ``jax.Array`` of all processes, as
@@ -64,7 +68,7 @@ def shard_rows(mesh: Mesh, *arrays: Any, axis: str | None = None) -> Any:
     :param arrays: arrays with the same number of rows.
     :param axis: the axis of the mesh over which the rows are spread; None for a mesh of one axis.
     :return: what a model indexes in place of the array, or a tuple of them.
-    :raises ValueError: the rows cannot be shared equally; the arrays differ in their number of rows; the axis is not
+    :raises ValueError: there are fewer rows than devices; the arrays differ in their number of rows; the axis is not
         said, or not one of the mesh; JAX would copy the rows to all devices, as it does unless
         ``JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1`` is set before it is imported.
 
@@ -92,27 +96,30 @@ def shard_rows(mesh: Mesh, *arrays: Any, axis: str | None = None) -> Any:
         shapes = ", ".join(str(np.shape(array)) for array in arrays) or "none"
         raise ValueError(f"shard_rows needs arrays with one common number of rows, got shapes {shapes}.")
     (rows,) = lengths
-    if not rows or rows % devices:
-        raise ValueError(
-            f"{rows} rows cannot be shared equally by {devices} devices along {axis!r}: leave out {rows % devices} of "
-            "them, or use another number of devices."
-        )
+    if rows < devices:
+        raise ValueError(f"{rows} rows cannot be shared by {devices} devices along {axis!r}.")
     # whatever the mesh says of its axes, the compiler is to choose how lookups are sharded
     automatic = Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
     sharding = NamedSharding(automatic, PartitionSpec(axis))
-    sharded = tuple(ShardedRows(_spread(array, devices, sharding)) for array in arrays)
+    shares = Shares(rows, devices)
+    sharded = tuple(ShardedRows(_spread(array, shares, sharding), rows) for array in arrays)
     return sharded[0] if len(sharded) == 1 else sharded
 
 
-def _spread(array: Any, devices: int, sharding: NamedSharding) -> jax.Array:
-    shape = (devices, array.shape[0] // devices, *array.shape[1:])
+def _spread(array: Any, shares: Shares, sharding: NamedSharding) -> jax.Array:
+    shape = (shares.devices, shares.longest, *array.shape[1:])
     if isinstance(array, jax.Array):
-        return jax.jit(lambda x: x.reshape(shape), out_shardings=sharding)(array)
+        rows = np.asarray(shares.rows(np.arange(shares.longest)))
+        cut = (lambda x: x.reshape(shape)) if shares.equal else (lambda x: x[rows])
+        return jax.jit(cut, out_shardings=sharding)(array)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
 
-    def share(index: Any) -> np.ndarray:
-        first, last, _ = index[0].indices(devices)
-        rows = np.asarray(array[first * shape[1] : last * shape[1]], dtype)
-        return rows.reshape(last - first, *shape[1:])
+    def of_devices(index: Any) -> np.ndarray:
+        parts = np.empty((len(range(shares.devices)[index[0]]), *shape[1:]), dtype)
+        for part, k in zip(parts, range(shares.devices)[index[0]]):
+            first, number = shares.first[k], shares.numbers[k]
+            part[:number] = array[first : first + number]
+            part[number:] = part[number - 1]
+        return parts
 
-    return jax.make_array_from_callback(shape, sharding, share)
+    return jax.make_array_from_callback(shape, sharding, of_devices)

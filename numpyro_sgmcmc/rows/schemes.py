@@ -5,6 +5,7 @@ rows use :func:`~numpyro_sgmcmc.rows.permutation.permute`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.rows.permutation import add, permute, words, words_needed
+from numpyro_sgmcmc.rows.shares import Shares
 from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, RowsState
 
 
@@ -118,10 +120,12 @@ class Sharded:
     by themselves where the arrays are sharded. Given to a kernel whose arrays are on one device, it draws the same rows
     there, and so the draws of several devices up to rounding.
 
+    Where D does not divide N, the first devices have a row more than the others. Their rows come less often, and count
+    more: the kernel gives those of device k the weight :math:`D N_k / N`, which makes its gradients unbiased.
+
     :param rows: the scheme by which each device chooses among its rows, in the order of its key.
-    :param int devices: D, over which N rows and batches of n are shared equally: device k has the rows kN/D to
-        (k + 1)N/D - 1.
-    :raises ValueError: N or n are no multiples of D.
+    :param int devices: D. Batches of n are shared equally.
+    :raises ValueError: n is no multiple of D.
 
     **Example**
 
@@ -151,17 +155,26 @@ class Sharded:
         return getattr(self.rows, "contiguous", False)
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        if size % self.devices or batch_size % self.devices:
+        if batch_size % self.devices:
             raise ValueError(
-                f"{self}: {size} rows and batches of {batch_size} cannot both be shared equally. Use a batch_size that "
-                f"is a multiple of {self.devices}, and leave out {size % self.devices} rows."
+                f"{self}: batches of {batch_size} rows cannot be shared equally by {self.devices} devices. Use a "
+                f"batch_size that is a multiple of {self.devices}."
             )
-        own = size // self.devices
+        shares = Shares(size, self.devices)
 
-        def share(k):
-            return k * own + self.rows(random.fold_in(rng_key, k), t, own, batch_size // self.devices)
+        def share(k, number, first):
+            return first + self.rows(random.fold_in(rng_key, k), t, number, batch_size // self.devices)
 
-        return jax.vmap(share)(jnp.arange(self.devices, dtype=jnp.int32)).ravel()
+        parts = []
+        for number in sorted(set(shares.numbers.tolist()), reverse=True):
+            (of,) = np.nonzero(shares.numbers == number)
+            first = jnp.asarray(shares.first[of])
+            parts.append(jax.vmap(partial(share, number=number))(jnp.asarray(of), first=first).ravel())
+        return jnp.concatenate(parts)
+
+    def weights(self, size: int, batch_size: int) -> np.ndarray | None:
+        """What each row of a batch counts; None where all count 1."""
+        return Shares(size, self.devices).weights(batch_size)
 
 
 def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
@@ -193,6 +206,14 @@ def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) 
         for key, (name, plate) in zip(keys, plates.items())
     }
     return rows, state._replace(t=state.t + 1)
+
+
+def row_weights(scheme: RowScheme, plates: Mapping[str, Plate]) -> dict[str, np.ndarray]:
+    """What the rows of a batch count, for each plate where that is not 1."""
+    if not isinstance(scheme, Sharded):
+        return {}
+    weights = {name: scheme.weights(plate.size, plate.batch_size) for name, plate in plates.items()}
+    return {name: weight for name, weight in weights.items() if weight is not None}
 
 
 def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:

@@ -18,7 +18,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.model.coordinates import Coordinates, blocks_of, product, raveled, unraveler
-from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
@@ -239,7 +239,8 @@ class Tuner:
             def gradient(key):
                 key_rows, key_model = random.split(key)
                 rows, _ = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
-                evaluation = self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
+                with potential.serving(rows, weights=row_weights(self.rows, potential.plates)):
+                    evaluation = self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
                 return coordinates.pull_back(raveled(evaluation.gradient))
 
             return jax.vmap(gradient)(random.split(key))
