@@ -43,9 +43,11 @@ figures experiments: $(VENV)/installed-test
 results: $(VENV)/installed-test
 	$(BIN)/python docs/results.py $(ARGS)
 
-# docs/_build/html, with the gallery executed in its fast sizes; `make docs GALLERY=` runs it in full
+# docs/_build/html, with the gallery executed in its fast sizes; `make docs GALLERY=` runs it in full. Warnings are errors,
+# and the examples of the docstrings are run
 docs: $(VENV)/installed-docs
-	$(BIN)/sphinx-build -q docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q -b doctest -d docs/_build/html/.doctrees docs docs/_build/doctest
 
 # faults planted one at a time, and the tests that catch them: about twenty minutes
 mutations: $(VENV)/installed-test

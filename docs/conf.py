@@ -2,11 +2,18 @@
 Configuration of Sphinx; ``make docs`` writes docs/_build/html.
 
 The gallery is executed with ``--fast`` by default, which takes some minutes; ``make docs GALLERY=`` runs it in full.
+Warnings are errors. Among them are links that lead nowhere and public names without documentation.
 """
 
+import inspect
 import os
 from pathlib import Path
+import re
 
+import jax
+from sphinx.util import logging
+
+import numpyro_sgmcmc
 from numpyro_sgmcmc import __version__
 
 HERE = Path(__file__).resolve().parent
@@ -25,7 +32,7 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "sphinx_rtd_theme"
 myst_heading_anchors = 3
-suppress_warnings = ["myst.xref_missing", "config.cache"]  # pages link to files of the repository
+suppress_warnings = ["config.cache"]  # the gallery's configuration holds a function
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 
@@ -36,13 +43,43 @@ def arguments(gallery_conf, script_vars):
     return [*os.environ.get("GALLERY", "--fast").split(), "--out", str(HERE / "_build" / "out" / name)]
 
 
+def reset_jax(gallery_conf, fname):
+    """All programs of the gallery run in one process, and some of them change the settings of JAX."""
+    for setting in ("jax_enable_x64", "jax_disable_most_optimizations"):
+        jax.config.update(setting, False)
+    jax.clear_caches()
+
+
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": "/plot_",
     "ignore_pattern": r"(^|/)(?!plot_)\w+\.py$",
     "reset_argv": arguments,
+    "reset_modules": ("matplotlib", reset_jax),
     "show_memory": False,
     "write_computation_times": False,
     "remove_config_comments": True,
 }
+
+
+def link_to_pages(app, docname, source):
+    """Files of the repository that are pages of the site: a page links to them as to files, for readers of the sources."""
+    text = re.sub(r"\]\(\.\./examples/(plot_\w+)\.py\)", r"](gallery/\1.rst)", source[0])
+    source[0] = re.sub(r"\]\(\.\./(CONTRIBUTING|CHANGELOG)\.md\)", lambda m: f"]({m[1].lower()}.md)", text)
+
+
+def check_public_names(app, env):
+    """Every public name has a docstring and an entry in the reference."""
+    documented = env.get_domain("py").objects
+    warn = logging.getLogger(__name__).warning
+    for name in numpyro_sgmcmc.__all__:
+        if f"numpyro_sgmcmc.{name}" not in documented:
+            warn("numpyro_sgmcmc.%s is public and not in the reference: add it to docs/api.md", name)
+        if not inspect.getdoc(getattr(numpyro_sgmcmc, name)):
+            warn("numpyro_sgmcmc.%s is public and has no docstring", name)
+
+
+def setup(app):
+    app.connect("source-read", link_to_pages)
+    app.connect("env-check-consistency", check_public_names)

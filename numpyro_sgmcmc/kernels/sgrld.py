@@ -24,10 +24,8 @@ class SGRLD(SGMCMC):
     :param model: NumPyro model.
     :param metric: z, a dict of unconstrained values by site, -> D(z): a scalar, a diagonal or a matrix over z raveled
         to d numbers (``jax.flatten_util.ravel_pytree``), or a dict of these by site. Or
-        :class:`~numpyro_sgmcmc.Fisher`,
-        :class:`~numpyro_sgmcmc.Energy`; :class:`~numpyro_sgmcmc.ExpandedMean` or :class:`~numpyro_sgmcmc.Natural` for
-            sites on
-        the simplex and on the half-line.
+        :class:`~numpyro_sgmcmc.Fisher`, :class:`~numpyro_sgmcmc.Energy`; :class:`~numpyro_sgmcmc.ExpandedMean` or
+        :class:`~numpyro_sgmcmc.Natural` for sites on the simplex and on the half-line.
     :param step_size: h > 0, or a function of the step index.
     :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: not reversible, and the same law.
     :param gradient_noise: variance of the gradient's noise, which is injected the less, see

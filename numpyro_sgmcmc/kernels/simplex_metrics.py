@@ -1,7 +1,7 @@
 r"""
 The metrics of Patterson & Teh (2013) for :class:`~numpyro_sgmcmc.SGRLD`, with the coordinates that belong to them, see
 :mod:`~numpyro_sgmcmc.model.simplex`: a site on the simplex has K unconstrained values, independent Gamma numbers under
-    the prior.
+the prior.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,8 +54,7 @@ class Natural:
     r"""
     The natural coordinates: :math:`z = \log \theta`, :math:`G^{-1} = e^{-z}`: the same process as that of
     :class:`ExpandedMean`, with a step that is exact in no case and that explodes for small :math:`\theta`: for
-        comparisons. Sites
-    that are neither positive nor on the simplex have a metric of 1.
+    comparisons. Sites that are neither positive nor on the simplex have a metric of 1.
 
     :param dict counts: as for :class:`ExpandedMean`.
 

@@ -42,7 +42,7 @@ def main(args):
         "# Benchmarks\n\n"
         f"Written by `{how}` on {datetime.date.today()}: {machine()}\n\n"
         "Ratios are medians over rounds in which the competitors take turns, in one process. The programs are in "
-        "[tests/benchmarks](../tests/benchmarks).\n\n"
+        "[tests/benchmarks](../tests/benchmarks/report.py).\n\n"
     )
     (HERE.parents[1] / "docs" / "benchmarks.md").write_text(head + "\n".join(pages))
 
