@@ -64,7 +64,7 @@ sphinx_gallery_conf = {
 
 
 def link_to_pages(app, docname, source):
-    """Files of the repository that are pages of the site: a page links to them as to files, for readers of the sources."""
+    """Links to programs of the gallery, and to files of the repository that are pages of the site, lead to these."""
     text = re.sub(r"\]\(\.\./examples/(plot_\w+)\.py\)", r"](gallery/\1.rst)", source[0])
     source[0] = re.sub(r"\]\(\.\./(CONTRIBUTING|CHANGELOG)\.md\)", lambda m: f"]({m[1].lower()}.md)", text)
 
