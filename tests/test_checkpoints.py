@@ -7,8 +7,11 @@ Runs that go on where they were: with the draws of a run that nothing disturbs, 
 import argparse
 from datetime import timedelta
 import functools
+from importlib.metadata import version
+import itertools
 import json
 import logging
+import math
 import os
 import random as random_times
 import signal
@@ -17,16 +20,20 @@ import sys
 import tempfile
 import time
 
+import arviz as az
 import jax
 from jax import random
+import jax.numpy as jnp
 import models
 import numpy as np
 from numpyro.infer import MCMC, NUTS
 from processes import TESTS, in_a_fresh_process
 import pytest
+import xarray as xr
+import zarr
 
 from numpyro_sgmcmc import SGHMC, SGLD, Checkpointed
-from numpyro_sgmcmc.runs import storage
+from numpyro_sgmcmc.runs import storage, zarr_arrays
 
 as_users_run = pytest.mark.optimised  # as in test_host.py: beside NumPyro's program, exact to the bit is what users run
 WARMUP, SAMPLES, EVERY = 9, 20, 4
@@ -46,9 +53,11 @@ def make(kernel=None, num_warmup=WARMUP, num_samples=SAMPLES, **options):
     return MCMC(kernel or langevin(), num_warmup=num_warmup, num_samples=num_samples, **options)
 
 
-def checkpointed(folder, mcmc=None, hook=None, every=EVERY, seed=1, data=models.ROWS):
+def checkpointed(folder, mcmc=None, hook=None, every=EVERY, seed=1, data=models.ROWS, averages=None):
     mcmc = mcmc or make()
-    Checkpointed(mcmc, folder, every=every, hook=hook).run(random.key(seed), data, extra_fields=EXTRA)
+    Checkpointed(mcmc, folder, every=every, hook=hook, averages=averages).run(
+        random.key(seed), data, extra_fields=EXTRA
+    )
     return mcmc
 
 
@@ -179,10 +188,12 @@ def test_kill_9_between_any_two_steps_of_a_checkpoint(tmp_path):
 
 
 def test_what_is_behind_the_last_state_is_cut_off(tmp_path):
+    """Draws that were written and are counted by no state."""
     stopped(tmp_path, 16)
-    for path in (tmp_path / "draws").glob("*.npy"):
-        with open(path, "ab") as file:
-            file.write(bytes(37))
+    path = tmp_path / "draws/posterior/mu/c/0/0"
+    data = bytearray(path.read_bytes())
+    data[7 * 4 :] = b"7" * (len(data) - 7 * 4)  # behind the draws of 16 transitions
+    path.write_bytes(data)
     assert_same(checkpointed(tmp_path), whole())
 
 
@@ -190,17 +201,50 @@ def test_what_is_behind_the_last_state_is_cut_off(tmp_path):
 
 
 def test_draws_can_be_opened_while_the_run_goes_on(tmp_path):
+    """By ArviZ, and by Zarr itself."""
     seen = []
 
     def hook(progress):
-        mu = np.load(tmp_path / "draws" / "mu.npy", mmap_mode="r")
-        assert mu.shape == (progress.draws, 1)
-        seen.append(np.array(mu))
+        with xr.open_datatree(tmp_path / "draws", engine="zarr", consolidated=False) as tree:
+            mu = tree["posterior/mu"]
+            assert mu.dims == ("draw", "chain") and mu.shape == (progress.draws, 2)
+            seen.append(np.array(mu))
+            if progress.draws > 4 and not version("arviz").startswith("0."):  # ArviZ 1 reads such a tree itself
+                table = az.summary(tree, var_names=["mu"], round_to="none")
+                assert float(table["mean"]["mu"]) == pytest.approx(float(mu.mean()))
 
-    mcmc = checkpointed(tmp_path, hook=hook)
+    options = {"num_chains": 2, "chain_method": "sequential"}
+    mcmc = checkpointed(tmp_path, make(**options), hook=hook)
     assert len(seen) == 1 + -(-(WARMUP + SAMPLES) // EVERY)
     for mu in seen:
-        np.testing.assert_array_equal(mu[:, 0], mcmc.get_samples()["mu"][: len(mu)])
+        np.testing.assert_array_equal(mu.T, mcmc.get_samples(True)["mu"][:, : len(mu)])
+
+
+@pytest.mark.parametrize(
+    "shape, dtype", [((2,), "bool"), ((1, 3, 2), "float32"), ((1,), "uint32"), ((2, 0), "int32"), ((2,), "complex64")]
+)
+def test_arrays_that_grow(shape, dtype, tmp_path, monkeypatch):
+    """In chunks of three rows or less, as Zarr reads them."""
+    monkeypatch.setattr(zarr_arrays, "CHUNK", 3 * math.prod(shape) * np.dtype(dtype).itemsize)
+    values = np.random.default_rng(0).integers(0, 2, (11, *shape)).astype(dtype)
+    array = zarr_arrays.GrowingArray(tmp_path / "x", shape, dtype)
+    array.open(0)
+    for first, last in itertools.pairwise((0, 2, 3, 8, 8, 9)):
+        array.append(values[first:last])
+        array.sync()
+        np.testing.assert_array_equal(zarr.open_array(tmp_path / "x", mode="r")[:], values[:last])
+    array.append(0 * values[:2])  # which no state counts
+    array.close()
+    array = zarr_arrays.GrowingArray(tmp_path / "x", shape, dtype)
+    array.check(9)
+    if math.prod(shape):
+        with pytest.raises(ValueError, match="x has less than its 13 draws"):
+            array.check(13)
+    array.open(9)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "x", mode="r")[:], values[:9])
+    array.append(values[9:])
+    array.close()
+    np.testing.assert_array_equal(array.read(), values)
 
 
 def test_a_damaged_state_is_skipped_for_the_one_before(tmp_path):
@@ -218,9 +262,9 @@ def test_a_damaged_state_is_skipped_for_the_one_before(tmp_path):
 
 def test_missing_draws_take_the_run_back(tmp_path):
     stopped(tmp_path, 20)
-    path = tmp_path / "draws" / "mu.npy"
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.warns(UserWarning, match="mu.npy has less than its 11 draws"):
+    path = tmp_path / "draws/posterior/mu/c/0/0"
+    os.truncate(path, 11 * 4 - 1)
+    with pytest.warns(UserWarning, match="mu has less than its 11 draws"):
         assert_same(checkpointed(tmp_path), whole())
 
 
@@ -236,7 +280,7 @@ def test_a_state_that_would_run_code_is_refused(tmp_path):
     path = tmp_path / "state-000000000001.npz"
     np.savez(path, numbers=np.array([1, 0]), leaf0=np.array([print], object))
     with pytest.warns(UserWarning, match="allow_pickle"), pytest.raises(ValueError, match="no checkpoint"):
-        storage.load(tmp_path, 1)
+        storage.load(tmp_path, 1, lambda draws: None)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -304,6 +348,34 @@ def test_other_kernels_and_runs_that_go_on(tmp_path):
         Checkpointed(mcmc, tmp_path, every=1)
 
 
+# -- averages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [CASES["one chain"], CASES["vectorized, thinned"], CASES["sequential"]], ids=str)
+def test_averages_in_place_of_draws(options, tmp_path):
+    """Stopped and resumed, they are those of the draws."""
+    function = lambda draw: {"mu": draw["mu"], "both": jnp.stack([draw["mu"], draw["mu"] ** 2])}  # noqa: E731
+    for transition in (4, 20):
+        stopped(tmp_path, transition, mcmc=make(**options), averages=function)
+    mcmc = make(**options)
+    run = Checkpointed(mcmc, tmp_path, every=EVERY, averages=function)
+    run.run(random.key(1), models.ROWS, extra_fields=EXTRA)
+    mu = np.asarray(undisturbed(make(**options)).get_samples(True)["mu"], float)
+    assert run.averages.count == mu.shape[1]
+    np.testing.assert_allclose(run.averages.mean["mu"], mu.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(run.averages.variance["mu"], mu.var(1, ddof=1), rtol=1e-4)
+    np.testing.assert_allclose(run.averages.mean["both"][:, 1], (mu**2).mean(1), rtol=1e-5)
+    assert mcmc.get_samples() == {} and "monitor" in mcmc.get_extra_fields()
+    assert not list((tmp_path / "draws/posterior").glob("mu*"))
+
+
+def test_averages_that_were_not_asked_for(tmp_path):
+    with pytest.raises(ValueError, match="give Checkpointed averages=dict"):
+        Checkpointed(make(), tmp_path, every=EVERY).averages  # noqa: B018
+    with pytest.raises(TypeError, match="averages=3 must be a function of a draw"):
+        Checkpointed(make(), tmp_path, every=EVERY, averages=3)
+
+
 # -- the price --------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +384,10 @@ def test_minutes(tmp_path, caplog):
     caplog.set_level(logging.INFO, "numpyro_sgmcmc")
     told = []
     mcmc = checkpointed(tmp_path, every=timedelta(microseconds=1), hook=told.append)
+    steps = [progress.transition * mcmc.sampler.steps_per_sample for progress in told]
+    assert [progress.rows for progress in told] == [models.B * n for n in steps]
+    assert told[-1].passes == pytest.approx(models.B * steps[-1] / len(models.ROWS))
+    assert told[-1].rows_per_second == pytest.approx(told[-1].rows / told[-1].seconds)
     assert [progress.transition for progress in told] == list(range(WARMUP + SAMPLES + 1))
     assert f"{WARMUP + SAMPLES} of {WARMUP + SAMPLES} transitions, {SAMPLES} draws" in caplog.text
     assert_same(mcmc, whole())

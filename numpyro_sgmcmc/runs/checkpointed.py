@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 import json
 import logging
+import math
 import os
 from pathlib import Path
 import time
@@ -23,11 +24,14 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.kernels.state import Marks
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.runs import storage
+from numpyro_sgmcmc.runs.averages import Averages
 from numpyro_sgmcmc.runs.identity import check_same, checksum, versions
-from numpyro_sgmcmc.runs.segments import Segments
+from numpyro_sgmcmc.runs.segments import Carry, Segments
+from numpyro_sgmcmc.runs.zarr_arrays import GrowingArray, make_group
 from numpyro_sgmcmc.utils.compat import put_run
 from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
@@ -39,7 +43,10 @@ class Progress(NamedTuple):
     What a hook is told at a checkpoint.
 
     - **transition**, **total** - made so far, and in the whole run, the warm-up's among them.
-    - **draws** - of each chain, on disk.
+    - **draws** - of each chain so far.
+    - **rows**, **passes** - rows that the steps of each chain have used, and the same in passes over the data; of
+      several plates those of the largest. What the warm-up takes to find its numbers is not counted.
+    - **rows_per_second** - of each chain, in this process so far; NaN before there is one.
     - **seconds** - since :meth:`Checkpointed.run` was called.
     - **left** - seconds, at the pace of this process so far; NaN before it has one.
     """
@@ -47,11 +54,17 @@ class Progress(NamedTuple):
     transition: int
     total: int
     draws: int
+    rows: int
+    passes: float
+    rows_per_second: float
     seconds: float
     left: float
 
     def __str__(self) -> str:
-        return f"{self.transition} of {self.total} transitions, {self.draws} draws, {self.left:.0f} s left"
+        return (
+            f"{self.transition} of {self.total} transitions, {self.draws} draws, {self.passes:.3g} passes, "
+            f"{self.rows_per_second:.3g} rows/s, {self.left:.0f} s left"
+        )
 
 
 class Checkpointed:
@@ -62,9 +75,9 @@ class Checkpointed:
     With ``chain_method="parallel"`` NumPyro compiles start and loop as one program, which may round differently, so
     there the draws are those of an undisturbed run of ``Checkpointed``.
 
-    The folder holds ``draws/*.npy``, one file for each site and collected field, of shape ``(draws, chains, ...)``,
-    which ``numpy.load(..., mmap_mode="r")`` opens while the run goes on; ``state-*.npz``; and ``run.json``, which tells
-    the run from others. No file is pickled. One process at a time may run in a folder.
+    The folder holds ``draws``, a group of Zarr that ``xarray.open_datatree`` opens for ArviZ while the run goes on;
+    ``state-*.npz``; and ``run.json``, which tells the run from others. No file is pickled. One process at a time may
+    run in a folder.
 
     When the run has ended ``mcmc`` is as after ``mcmc.run``: ``get_samples``, ``last_state``, ``summary(mcmc)``, ArviZ.
 
@@ -75,6 +88,9 @@ class Checkpointed:
         costs no more than this, and with a time also the piece under way, which takes about a tenth of it.
     :param hook: called with a :class:`~numpyro_sgmcmc.runs.checkpointed.Progress` after each checkpoint. What it raises
         ends the run, which can go on later.
+    :param averages: a function of a draw, a dict of constrained values, whose mean and variance are kept in place of
+        the draws; any tree of arrays, ``dict`` for the values themselves. They are in :attr:`averages` when the run
+        has ended, and ``get_samples()`` is empty. What else is collected, some numbers a draw, is kept all the same.
     :raises TypeError: another kernel, or an ``every`` that is neither of the two.
     :raises ValueError: ``mcmc.post_warmup_state`` is set; ``every`` is not above 0.
 
@@ -113,6 +129,7 @@ class Checkpointed:
         *,
         every: int | timedelta,
         hook: Callable[[Progress], Any] | None = None,
+        averages: Callable[[dict[str, Any]], Any] | None = None,
     ):
         if not isinstance(mcmc, MCMC) or not isinstance(mcmc.sampler, SGMCMC):
             kind = type(getattr(mcmc, "sampler", mcmc)).__name__
@@ -129,7 +146,22 @@ class Checkpointed:
             checked_count("every", every)
         if hook is not None and not callable(hook):
             raise TypeError(f"hook={hook!r} must be a function of the progress, or None.")
+        if averages is not None and not callable(averages):
+            raise TypeError(f"averages={averages!r} must be a function of a draw, or None.")
         self.mcmc, self.folder, self.every, self.hook = mcmc, Path(folder), every, hook
+        self._function = averages
+        self._averages: Averages | None = None
+
+    @property
+    def averages(self) -> Averages:
+        """
+        Mean and variance of the draws of the run that has ended, by chain.
+
+        :raises ValueError: none were asked for, or the run has not ended.
+        """
+        if self._averages is None:
+            raise ValueError("there are no averages: give Checkpointed averages=dict, and run it.")
+        return self._averages
 
     def run(
         self,
@@ -149,39 +181,43 @@ class Checkpointed:
         keys = random.split(rng_key, mcmc.num_chains) if mcmc.num_chains > 1 and is_key(rng_key) else rng_key
         init_params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), init_params)
         fields = tuple(dict.fromkeys(("z", *mcmc.sampler.default_fields, *extra_fields)))
-        segments = Segments(mcmc, keys, init_params, fields, args, kwargs)
+        segments = Segments(mcmc, keys, init_params, fields, args, kwargs, self._function)
         names = _names_of(segments)
         self._check_run(segments, rng_key, fields, names)
-        leaves = jax.tree.leaves(segments.state)
-        found = storage.load(self.folder, len(leaves))
-        if found is None:
-            state = segments.begin()
-            found = storage.Checkpoint(0, 0, storage.to_host(state))
-            storage.save(self.folder, found)
-        else:
-            state = storage.to_device(found.leaves, segments.state, rng_key)
         files = [
-            storage.Growing(self.folder / "draws" / f"{quote(name, safe='')}.npy", shape, dtype, found.draws)
+            GrowingArray(self.folder / "draws" / name, shape, dtype)
             for name, (shape, dtype) in zip(names, segments.shapes())
         ]
+        leaves = jax.tree.leaves(segments.carry)
+        found = storage.load(self.folder, len(leaves), lambda draws: [file.check(draws) for file in files])
+        if found is None:
+            carry = segments.begin()
+            found = storage.Checkpoint(0, 0, storage.to_host(carry))
+            storage.save(self.folder, found)
+        else:
+            carry = storage.to_device(found.leaves, segments.carry, rng_key)
+        for file in files:
+            file.open(found.draws)
         try:
-            state = self._go_on(segments, state, found.transition, files)
-            draws = [np.load(file.path, mmap_mode="r") for file in files]
-            put_run(mcmc, segments.whole(draws), state, args, kwargs)
+            carry = self._go_on(segments, carry, found.transition, files)
+            put_run(mcmc, segments.whole([file.read() for file in files]), carry.state, args, kwargs)
+            if self._function is not None:
+                self._averages = Averages.of(carry.moments, mcmc.num_chains)
         finally:
             for file in files:
                 file.close()
 
-    def _go_on(self, segments: Segments, state: Any, t: int, files: list[storage.Growing]) -> Any:
+    def _go_on(self, segments: Segments, carry: Carry, t: int, files: list[GrowingArray]) -> Carry:
         begin = last = time.monotonic()
-        first, saved, n = t, t, 1
-        self._tell(segments, t, first, begin, files)
+        saved, n = t, 1
+        pace = Pace(segments, begin, t, carry)
+        self._tell(pace, t, carry, files)
         while t < segments.total:
             n = min(segments.longest, segments.total - t, n)
             if not isinstance(self.every, timedelta):
                 n = min(segments.longest, segments.total - t, saved + int(self.every) - t)
             at = time.monotonic()
-            state, draws = segments.advance(state, t, n)
+            carry, draws = segments.advance(carry, t, n)
             t += n
             for file, values in zip(files, draws):
                 file.append(values)
@@ -194,15 +230,13 @@ class Checkpointed:
             if due or t == segments.total:
                 for file in files:
                     file.sync()
-                storage.save(self.folder, storage.Checkpoint(t, files[0].rows, storage.to_host(state)))
+                storage.save(self.folder, storage.Checkpoint(t, files[0].rows, storage.to_host(carry)))
                 saved, last = t, time.monotonic()
-                self._tell(segments, t, first, begin, files)
-        return state
+                self._tell(pace, t, carry, files)
+        return carry
 
-    def _tell(self, segments: Segments, t: int, first: int, begin: float, files: list[storage.Growing]) -> None:
-        seconds = time.monotonic() - begin
-        left = seconds / (t - first) * (segments.total - t) if t > first else float("nan")
-        progress = Progress(t, segments.total, files[0].rows, seconds, left)
+    def _tell(self, pace: "Pace", t: int, carry: Carry, files: list[GrowingArray]) -> None:
+        progress = pace.progress(t, carry, files[0].rows)
         logger.info(str(progress))
         if self.hook is not None:
             self.hook(progress)
@@ -220,7 +254,7 @@ class Checkpointed:
             "batch_size": kernel.batch_size,
             "steps_per_sample": kernel.steps_per_sample,
             "model": checksum(lambda key: kernel._energies_of_a_start(potential, key), one),
-            "kernel": checksum(segments.sample, segments.state),
+            "kernel": checksum(segments.sample, segments.carry.state),
             "rng_key": _crc([rng_key]),
             "init_params": _crc(jax.tree.leaves(segments.init_params)),
             "num_warmup": mcmc.num_warmup,
@@ -229,23 +263,48 @@ class Checkpointed:
             "num_chains": mcmc.num_chains,
             "chain_method": method if mcmc.num_chains > 1 else "one",
             "extra_fields": list(fields),
+            "averages": self._function and checksum(segments.averaged, segments.carry.state),
             "arrays": names,
         }
         path = self.folder / "run.json"
         if path.exists():
             check_same(json.loads(path.read_text()), now, self.folder)
         else:
-            (self.folder / "draws").mkdir(parents=True, exist_ok=True)
+            for group in (".", "posterior", "sample_stats"):
+                make_group(self.folder / "draws" / group)
             storage.write_json(path, now)
 
 
+class Pace:
+    """How fast a process makes its transitions, from where it began."""
+
+    def __init__(self, segments: Segments, begin: float, t: int, carry: Carry):
+        plates = segments.mcmc.sampler._potential(segments.args, segments.kwargs).plates.values()
+        self._size, self._batch = max(plates, default=(1, 1))
+        self._segments, self._begin, self._t, self._steps = segments, begin, t, _steps(carry)
+
+    def progress(self, t: int, carry: Carry, draws: int) -> Progress:
+        seconds, made, steps = time.monotonic() - self._begin, t - self._t, _steps(carry)
+        a_second = self._batch * (steps - self._steps) / seconds if made else math.nan
+        left = seconds / made * (self._segments.total - t) if made else math.nan
+        rows = steps * self._batch
+        return Progress(t, self._segments.total, draws, rows, rows / self._size, a_second, seconds, left)
+
+
+def _steps(carry: Carry) -> int:
+    """That the chains have made, more than their counter of 32 bits can tell."""
+    wraps = Marks.of(carry.state.marks).wraps
+    return int(np.ravel(carry.state.i)[0]) + 2**32 * int(np.ravel(wraps)[0])
+
+
 def _names_of(segments: Segments) -> list[str]:
-    """Of the collected arrays: a site's own for its draws, else the path of the field."""
+    """Of the collected arrays, group and name: a site's own for its draws, else the path of the field."""
     paths, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(segments.draw_tree, segments.draw))
 
     def name(path: tuple) -> str:
         words = [str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path]
-        return words[1] if words[0] == "z" and len(words) == 2 else ":".join(words)
+        group = "posterior" if words[0] == "z" and len(words) == 2 else "sample_stats"
+        return f"{group}/{quote(words[1] if group == 'posterior' else ':'.join(words), safe='')}"
 
     return [name(path) for path, _ in paths]
 

@@ -85,4 +85,4 @@ def check_same(was: dict[str, Any], now: dict[str, Any], folder: Any) -> None:
             )
 
 
-CHECKSUMS = ("data", "model", "kernel", "rng_key", "init_params")
+CHECKSUMS = ("data", "model", "kernel", "rng_key", "init_params", "averages")

@@ -8,7 +8,7 @@ are: the transition is the same program, and n and t are numbers that it is told
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -16,8 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.runs.averages import Moments
+
 BUFFER = 2**26  # bytes of draws that are collected before they are written
 LONGEST = 1024  # transitions
+
+
+class Carry(NamedTuple):
+    """
+    What a run goes on from.
+
+    - **state** - of the chains.
+    - **moments** - of the draws so far, where these are averaged, else ``()``.
+    """
+
+    state: Any
+    moments: Any
 
 
 class Segments:
@@ -26,10 +40,22 @@ class Segments:
 
     :param keys: one key, or one for each chain.
     :param fields: collected fields of the state, the position first.
+    :param averages: a function of a draw, of whose values the moments are kept in place of the positions; None: the
+        positions are kept.
     """
 
-    def __init__(self, mcmc: MCMC, keys: jax.Array, init_params: Any, fields: Sequence[str], args: tuple, kwargs: dict):
+    def __init__(
+        self,
+        mcmc: MCMC,
+        keys: jax.Array,
+        init_params: Any,
+        fields: Sequence[str],
+        args: tuple,
+        kwargs: dict,
+        averages: Callable[[dict[str, Any]], Any] | None = None,
+    ):
         self.mcmc, self.keys, self.init_params, self.fields = mcmc, keys, init_params, fields
+        self.averages = averages
         self.args, self.kwargs = args, kwargs
         self.chains = mcmc.num_chains
         self.total = mcmc.num_warmup + mcmc.num_samples
@@ -37,8 +63,8 @@ class Segments:
         several = self.chains > 1
         self.mapped = several and mcmc.chain_method != "vectorized"  # each chain by itself, or a state of several
         first = jax.tree.map(lambda x: x[0], (keys, init_params)) if self.mapped else (keys, init_params)
-        self.state = jax.eval_shape(self._init, first)  # of one program: a chain, or all of them
-        collected = jax.eval_shape(self.collect, self.state)
+        self.carry = jax.eval_shape(self._init, first)  # of one program: a chain, or all of them
+        collected = jax.eval_shape(self.collect, self.carry.state)
         self.draw, self.draw_tree = jax.tree.flatten(collected)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in self.draw) * (self.chains if self.mapped else 1)
         self.longest = int(np.clip(BUFFER // max(size, 1), 1, LONGEST))
@@ -47,11 +73,13 @@ class Segments:
 
     # -- one program --------------------------------------------------------------------------------------------
 
-    def _init(self, start: tuple) -> Any:
+    def _init(self, start: tuple) -> Carry:
         key, init_params = start
         state = self.mcmc.sampler.init(key, self.mcmc.num_warmup, init_params, self.args, self.kwargs)
         # no weak types: what is read from a file has none, and would be compiled for again
-        return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype) if _is_number(x) else x, state)
+        state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype) if _is_number(x) else x, state)
+        moments = () if self.averages is None else Moments.of_none(jax.eval_shape(self.averaged, state))
+        return Carry(state, moments)
 
     def sample(self, state: Any) -> Any:
         """A transition."""
@@ -59,34 +87,46 @@ class Segments:
 
     def collect(self, state: Any) -> dict[str, Any]:
         """What is kept of a state, the position constrained."""
-        left_out = {name[3:] for name in self.fields if name.startswith("~z.")}
         found = {name: _attribute(state, name) for name in self.fields if not name.startswith("~z.")}
-        z = found["z"]
+        return found | {"z": self._over_chains_of(state, self._constrained) if self.averages is None else {}}
+
+    def _constrained(self, z: Any) -> dict[str, Any]:
+        left_out = {name[3:] for name in self.fields if name.startswith("~z.")}
         constrain = self.mcmc.postprocess_fn or self.mcmc.sampler.postprocess_fn(self.args, self.kwargs)
-        z = jax.vmap(constrain)(z) if jnp.ndim(state.i) else constrain(z)
-        return found | {"z": {site: x for site, x in z.items() if site not in left_out}}
+        return {site: x for site, x in constrain(z).items() if site not in left_out}
+
+    def averaged(self, state: Any) -> Any:
+        """What is averaged of a state."""
+        assert self.averages is not None
+        function = self.averages
+        return self._over_chains_of(state, lambda z: function(self._constrained(z)))
+
+    def _over_chains_of(self, state: Any, fn: Callable) -> Any:
+        return jax.vmap(fn)(state.z) if jnp.ndim(state.i) else fn(state.z)
 
     def _kept(self, t: Any) -> Any:
         """Draws that t transitions leave."""
         return (jnp if isinstance(t, jax.Array) else np).maximum(t - self.start, 0) // self.mcmc.thinning
 
-    def _loop(self, state: Any, t: jax.Array, n: jax.Array) -> tuple[Any, list[jax.Array]]:
+    def _loop(self, carry: Carry, t: jax.Array, n: jax.Array) -> tuple[Carry, list[jax.Array]]:
         before = self._kept(t)
 
-        def one(i, carry):
-            state, buffer = carry
+        def one(i, at):
+            (state, moments), buffer = at
             state = self.sample(state)
             place = self._kept(i) - before
             leaves = jax.tree.leaves(self.collect(state))
-            return state, [x.at[place].set(leaf) for x, leaf in zip(buffer, leaves)]
+            if self.averages is not None:
+                moments = moments.after(self.averaged(state), self._kept(i + 1) > self._kept(i))
+            return Carry(state, moments), [x.at[place].set(leaf) for x, leaf in zip(buffer, leaves)]
 
         slots = self.longest // self.mcmc.thinning + 2
         buffer = [jnp.zeros((slots, *leaf.shape), leaf.dtype) for leaf in self.draw]
-        return lax.fori_loop(t, t + n, one, (state, buffer))
+        return lax.fori_loop(t, t + n, one, (carry, buffer))
 
     # -- all chains ---------------------------------------------------------------------------------------------
 
-    def begin(self) -> Any:
+    def begin(self) -> Carry:
         """The states in which the run starts."""
         at = self.keys, self.init_params
         return self._map(self._init)(at) if self.mapped else self._init(at)
@@ -98,19 +138,19 @@ class Segments:
             return lambda *trees: _stacked([fn(*_chain(trees, k)) for k in range(self.chains)])
         return jax.pmap(fn) if isinstance(method, str) else method(fn)
 
-    def advance(self, state: Any, t: int, n: int) -> tuple[Any, list[np.ndarray]]:
+    def advance(self, carry: Carry, t: int, n: int) -> tuple[Carry, list[np.ndarray]]:
         """
         ``n`` transitions after the first ``t``.
 
-        :return: the state, and the draws that they leave: of each collected array, shape ``(draws, chains, ...)``.
+        :return: the states, and the draws that they leave: of each collected array, shape ``(draws, chains, ...)``.
         """
         at = jnp.int32(t), jnp.int32(n)
         if self._over_chains is not None and self.mapped:
-            state, buffers = self._over_chains(state, *at)
+            carry, buffers = self._over_chains(carry, *at)
         elif self.mapped:
-            state, buffers = self._map(lambda one: self._program(one, *at))(state)
+            carry, buffers = self._map(lambda one: self._program(one, *at))(carry)
         else:
-            state, buffers = self._program(state, *at)
+            carry, buffers = self._program(carry, *at)
         count = int(self._kept(t + n) - self._kept(t))
         if self.mapped:
             draws = [np.asarray(x)[:, :count].swapaxes(0, 1) for x in buffers]
@@ -118,7 +158,7 @@ class Segments:
             draws = [np.asarray(x)[:count] for x in buffers]
         else:
             draws = [np.asarray(x)[:count, None] for x in buffers]
-        return state, draws
+        return carry, draws
 
     def shapes(self) -> list[tuple[tuple[int, ...], Any]]:
         """Of one draw of all chains, of each collected array."""

@@ -1,9 +1,8 @@
 """
 What a run keeps on disk, so that a process may be killed between any two instructions.
 
-Draws are appended to one ``.npy`` file for each array, of shape ``(draws, chains, ...)``; its header is rewritten as
-the file grows, so ``numpy.load(..., mmap_mode="r")`` opens it while the run goes on. The state is a new ``.npz`` file
-each time. It is written last, under another name, and renamed, and says how many draws belong to it:
+Draws are appended to arrays of Zarr, see :mod:`~numpyro_sgmcmc.runs.zarr_arrays`. The state is a new ``.npz`` file each
+time. It is written last, under another name, and renamed, and says how many draws belong to it:
 
     draws, fsync -> state, fsync -> rename, fsync of the folder -> older states removed
 
@@ -11,7 +10,7 @@ A resume cuts the draws to that number. Whatever is between the steps of this li
 there. The two last states are kept; one that cannot be read is skipped for the one before. Nothing is pickled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import json
 import os
 from pathlib import Path
@@ -24,7 +23,6 @@ import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
-from numpy.lib import format as npy
 
 from numpyro_sgmcmc.utils.compat import stack_level
 
@@ -100,11 +98,12 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         old.unlink()
 
 
-def load(folder: Path, count: int) -> Checkpoint | None:
+def load(folder: Path, count: int, check_draws: Callable[[int], Any]) -> Checkpoint | None:
     """
     The last whole checkpoint, or None where none was ever written.
 
     :param int count: leaves of a state.
+    :param check_draws: raises a ValueError where fewer draws than that are on disk.
     :raises ValueError: every one of them is damaged.
     """
     paths = _states(folder)
@@ -113,7 +112,7 @@ def load(folder: Path, count: int) -> Checkpoint | None:
             with np.load(path, allow_pickle=False) as file:
                 transition, draws = map(int, file["numbers"])
                 leaves = [file[f"leaf{k}"] for k in range(count)]
-            _check_draws(folder, draws)
+            check_draws(draws)
             for damaged in paths[: paths.index(path)]:
                 damaged.unlink()
             return Checkpoint(transition, draws, leaves)
@@ -132,65 +131,3 @@ def load(folder: Path, count: int) -> Checkpoint | None:
 def _states(folder: Path) -> list[Path]:
     """The last one first."""
     return sorted(folder.glob("state-*.npz"), reverse=True)
-
-
-# -- the draws ------------------------------------------------------------------------------------------------------
-
-
-def _check_draws(folder: Path, draws: int) -> None:
-    """:raises ValueError: fewer draws on disk than the state counts."""
-    for path in sorted((folder / "draws").glob("*.npy")):
-        shape, _, dtype, start = _header(path)
-        row = int(np.prod(shape[1:])) * dtype.itemsize
-        if path.stat().st_size < start + draws * row:
-            raise ValueError(f"{path.name} has less than its {draws} draws")
-
-
-def _header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    with open(path, "rb") as file:
-        assert npy.read_magic(file) == (1, 0)
-        return *npy.read_array_header_1_0(file), file.tell()
-
-
-class Growing:
-    """
-    A ``.npy`` file that grows along its first axis.
-
-    :param int rows: those that belong to the run; what is behind them is cut off.
-    """
-
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: Any, rows: int):
-        self.path, self.shape, self.dtype, self.rows = path, shape, np.dtype(dtype), rows
-        if not path.exists():
-            if rows:
-                raise ValueError(f"{path} is missing, and holds draws of this run. Remove the folder to start again.")
-            write_whole(path, self._write_header)
-        start = _header(path)[-1]
-        self._file = open(path, "r+b")  # noqa: SIM115, closed by `close`
-        self._file.truncate(start + rows * int(np.prod(shape)) * self.dtype.itemsize)
-        self.sync()
-
-    def append(self, values: np.ndarray) -> None:
-        """Rows behind those that are there."""
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(np.ascontiguousarray(values, self.dtype).tobytes())
-        self.rows += len(values)
-
-    def sync(self) -> None:
-        """The rows reach the disk, and then the header that counts them."""
-        self._flush()
-        self._file.seek(0)
-        self._write_header(self._file)
-        self._flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def _write_header(self, file: Any) -> None:
-        # NumPy leaves room for the first axis to grow, so the length of the header stays
-        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.rows, *self.shape)}
-        npy.write_array_header_1_0(file, header)
