@@ -12,10 +12,10 @@ Given the image the units depend on each other. With :math:`p_k` the probability
 
 so a sweep that carries p computes no exponential, and one logarithm for the product of eight factors.
 
-A sweep begins at draws from a recognition network, :math:`q(h_j = 1 \mid x) = \sigma(r_j + x^\top R_j)`, whose weights
-are sampled beside the others, from the posterior given the units that the sweeps return. These units depend on W alone:
-the recognition network learns from the units and the units do not learn from it, which is a cut posterior (Plummer
-2015). Whatever it has learnt, the units are drawn from :math:`p(h \mid x, W)` if there are enough sweeps.
+A sweep begins at draws from a recognition network, :math:`q(h_j = 1 \mid x) = \sigma(r_j + x^\top R_j / 10)`, whose
+weights are sampled beside the others, from the posterior given the units that the sweeps return. With enough sweeps
+these units depend on W, b and c alone: they are drawn from :math:`p(h \mid x, W)`, whatever the recognition network has
+learnt. It learns from the units and they do not learn from it, which is a cut posterior (Plummer 2015).
 """
 
 from typing import NamedTuple
@@ -29,6 +29,7 @@ import numpyro
 import numpyro.distributions as dist
 
 FACTORS = 8  # of a product whose logarithm is taken; float32 holds it while their logits change by less than 11 each
+SHARE = 0.1  # of R in the logits: a hundred pixels are on, so R alone would be unstable at the step sizes of W
 
 
 class Network(NamedTuple):
@@ -49,7 +50,7 @@ class Network(NamedTuple):
 
     def guess(self, x):
         """Logits of the units by the recognition network, ``(images, units)``."""
-        return self.r + x @ self.R
+        return self.r + SHARE * (x @ self.R)
 
     def log_joint(self, h, x):
         """:math:`\\log p(x, h)` for each image."""
