@@ -180,16 +180,12 @@ def lda(m):
         yield f"{m['data']}: {name}, perplexity by split", "of another corpus", ours
 
 
-def sbn(m):
-    for name, found in m["nats"].items():
-        paper = "none" if found["paper"] is None else f"{found['paper']}"
-        ours = f"{with_error(*found['last draw'])}, {with_error(*found['average of draws'])}"
-        if "minus SGHMC ssi" in found:
-            ours += f"; less SGHMC ssi, last draw: {with_error(*found['minus SGHMC ssi'])}"
-        yield f"{name}: nats of a test image by the last draw, by the average of draws", paper, ours
-    yield "independent pixels", "none", f"{m['independent pixels']:.1f}"
-    bias = m["bias of annealing"]
-    yield f"nats less with {bias['temperatures']} temperatures", "none", with_error(*bias["lower by"])
+def out_of_core(m):
+    for name, found in without_settings(m):
+        if found is None:
+            continue
+        numbers = found if isinstance(found, list) else [found]
+        yield name, "none", ", ".join(f"{x:.3g}" for x in numbers)
 
 
 def noise(m):
@@ -204,7 +200,6 @@ PROGRAMS = {
     "double_well": ("Li et al. (2016), figures 1 and 2", double_well),
     "logistic_regression": ("Li et al. (2016), table 2", logistic_regression),
     "lda": ("Li et al. (2016), figure 3 and table 1", lda),
-    "sbn": ("Chen et al. (2015), section 5", sbn),
     "neural_network": ("Li et al. (2016), figure 4", networks),
     "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),
@@ -218,6 +213,7 @@ PROGRAMS = {
     "recipe": ("Ma, Chen & Fox (2015)", recipe),
     "simplex": ("Patterson & Teh (2013), Baker et al. (2018)", simplex),
     "noise": ("beyond the papers", noise),
+    "out_of_core": ("beyond the papers", out_of_core),
 }
 HIDDEN = ("out", "fast", "data_dir", "data", "as_shown")
 

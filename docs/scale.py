@@ -1,0 +1,223 @@
+"""
+docs/scale.md: what bounds a step, and what a run costs as the data and the machines grow.
+
+Run ``python docs/scale.py``; it takes a minute. The pieces of this machine are measured, those of others are nominal
+rates that the page states. Everything else on the page follows from them by the equations that it shows.
+"""
+
+import datetime
+import os
+from pathlib import Path
+import tempfile
+import time
+
+os.environ["JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS"] = "1"  # before JAX is imported: no copies of the data
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_sgmcmc import SGLD, OnDisk, Reshuffled
+
+HERE = Path(__file__).resolve().parent
+ROWS, DIM, BATCH, STEPS = 2_000_000, 20, 1000, 1000
+
+PASSES = 9.1  # of the warm-up of plot_out_of_core.py, see results.md
+
+# nominal: bytes a second of disk and memory, operations a second, bytes a second and seconds of an exchange
+MACHINES = {
+    "laptop, SATA disk": (5e8, 3e10, 1e11, 1e8, 1e-4),
+    "server, NVMe disk": (5e9, 2e11, 2e12, 3e9, 2e-5),
+    "GPU, data in its memory": (4.8e12, 4.8e12, 3e13, 5e10, 1e-5),
+    "GPU, NVMe disk": (5e9, 4.8e12, 3e13, 5e10, 1e-5),
+}
+
+PAGE = """\
+# Scale
+
+Written by [scale.py](scale.py) on {date} (jax {jax}). What is measured is of two cores; other rates are nominal.
+
+## What bounds a step
+
+A step on n rows of d columns reads 4 n (d + 1) bytes and does about 8 n d operations in a generalised linear model.
+On D devices each reads and computes its n / D rows, and the devices exchange 4 (d + 1) bytes. Reading goes on in a
+thread beside the computation, so a step takes
+
+    max(disk, memory, compute) + exchange,    disk = 4 n (d + 1) / (D r_disk), and so on.
+
+With these rates
+
+{rates}
+
+the largest part, and the microseconds of a step, are
+
+{bounds}
+
+On one device nothing is exchanged; the last column is for eight. The exchange is a latency, not a bandwidth: at n =
+1000 eight hosts hardly pay, at n = 100,000 from disk they do.
+
+Measured here, N = {rows:,}, d = {dim}, n = {batch}, {steps} steps a transition, contiguous rows, the file in the
+page cache: {memory:.0f} µs a step from memory, {disk:.0f} µs from disk. The file alone is read at {read:.1f} GB/s.
+
+## How a run grows with N
+
+In coordinates in which the posterior is round, with standard deviations of 1, the noise of a minibatch gradient has
+the variance
+
+    s² = N / n          plain,
+    s² = k / n          with a control variate at the mode,
+
+where k depends on how far the model is from linear over the posterior, and not on N: a draw lies N^(-1/2) from the
+mode in the units of a row. Noise of variance s² makes the posterior wider by h s² / 2 for SGLD, and by h s² / (2 γ)
+for SGHMC. So h is of the order n / N for plain minibatches, and a draw that is independent of the last one costs 1
+/ h steps of n rows: a share of a *pass*, whatever n. With control variates h, and the cost of a draw, do not depend
+on N at all. What remains are the passes of the warm-up: the search, the centre, and one for each time it moves,
+{passes} in [plot_out_of_core.py](../examples/plot_out_of_core.py).
+
+| N | plain, rows of 400 draws | control variate, rows of 400 draws | its passes |
+| --- | --- | --- | --- |
+{growth}
+
+An inflation of {inflation:.0%} is allowed, γ = 1, k = {k:.0f}, n = {batch}. Time for the passes and the draws, from
+NVMe disks of {nvme:.0f} GB/s a host, d = {dim}, with control variates:
+
+| hosts | N = 1e9 | N = 1e12 |
+| --- | --- | --- |
+{hosts}
+
+## What a second machine is good for
+
+* **More chains** need no exchange within a step. They halve the time for a given number of draws once the warm-up
+  is over, and each chain pays its own warm-up. Use them where the draws are the bottleneck: control variates, any N
+  whose passes are short.
+* **Larger batches** over devices make h larger in proportion, as long as it is the noise that bounds h, and not the
+  dynamics at about {h_most}. For plain minibatches that is always so. With control variates it ends at n =
+  {useful:.0f}, and larger batches do nothing.
+* **Control variates** come first. At N = 1e9 and n = {batch} they save a factor of {saved:.1g} in rows, which no
+  number of machines does.
+* **Rows over hosts** ([large_data.md](large_data.md)) are for passes, whose time is divided by the number of hosts,
+  and for data that one host cannot hold.
+"""
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def bound(machine, d, n, devices=1):
+    """The largest part of a step, and the microseconds of it all."""
+    disk, memory, compute, link, latency = MACHINES[machine]
+    parts = {"disk": 4 * n * (d + 1) / disk, "memory": 4 * n * (d + 1) / memory, "compute": 8 * n * d / compute}
+    if disk == memory:
+        del parts["disk"]
+    exchange = (4 * (d + 1) / link + latency) if devices > 1 else 0.0
+    name = max(parts, key=lambda part: parts[part])
+    largest = parts[name] / devices
+    return "exchange" if exchange > largest else name, 1e6 * (largest + exchange)
+
+
+def model(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(X)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1), obs=y[rows])
+
+
+def seconds_of_a_step(data):
+    kernel = SGLD(model, step_size=1e-8, batch_size=BATCH, steps_per_sample=STEPS, rows=Reshuffled(contiguous=True))
+    state = kernel.init(random.PRNGKey(0), 0, None, data, {})
+    sample = jax.jit(lambda state: kernel.sample(state, data, {}))
+    state = jax.block_until_ready(sample(state))
+    times = []
+    for _ in range(15):
+        began = time.perf_counter()
+        state = jax.block_until_ready(sample(state))
+        times.append((time.perf_counter() - began) / STEPS)
+    return float(np.median(times))
+
+
+def measured():
+    """Seconds of a step from memory and from disk, and bytes a second of a plain read."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((ROWS, DIM), np.float32)
+    y = X.sum(1)
+    with tempfile.TemporaryDirectory() as folder:
+        names = [os.path.join(folder, name) for name in ("X.npy", "y.npy")]
+        for name, values in zip(names, (X, y)):
+            np.save(name, values)
+        steps = [seconds_of_a_step(data) for data in ((jnp.asarray(X), jnp.asarray(y)), tuple(map(OnDisk, names)))]
+        began = time.perf_counter()
+        np.load(names[0])
+        return *steps, X.nbytes / (time.perf_counter() - began)
+
+
+def words(number):
+    if number < 1000:
+        return f"{number:.2g}" if number < 100 else f"{number:.0f}"
+    digits, exponent = f"{number:.1e}".split("e+")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"
+
+
+def duration(seconds):
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def main():
+    memory, disk, read = measured()
+    draws, inflation, k, passes, h_most = 400, 0.02, 100.0, PASSES, 0.3
+    step_of = lambda s2: min(h_most, 2 * inflation / s2)  # noqa: E731, SGHMC at a friction of 1
+    rows_of = lambda s2: draws / step_of(s2) * BATCH  # noqa: E731
+    sizes = [10.0**e for e in (6, 8, 9, 10, 12)]
+    growth = [(words(N), words(rows_of(N / BATCH)), words(rows_of(k / BATCH)), words(passes * N)) for N in sizes]
+    rate, link, latency = (MACHINES["server, NVMe disk"][part] for part in (0, 3, 4))
+
+    def run(N, hosts):
+        reads = passes * N * 4 * (DIM + 1) / (rate * hosts)
+        steps = rows_of(k / BATCH) / BATCH
+        step = max(disk / hosts, 4 * BATCH * (DIM + 1) / (rate * hosts))
+        return reads + steps * (step + (4 * (DIM + 1) / link + latency) * (hosts > 1))
+
+    bounds = [
+        (name, words(d), words(n), *(f"{part}, {words(us)}" for part, us in (bound(name, d, n), bound(name, d, n, 8))))
+        for name in MACHINES
+        for d, n in ((20, 1000), (20, 100_000), (1000, 1000))
+    ]
+    page = PAGE.format(
+        date=datetime.date.today(),
+        jax=jax.__version__,
+        rates=table(
+            ["", "disk, GB/s", "memory, GB/s", "compute, 1e9/s", "link, GB/s", "latency, µs"],
+            [(name, *(words(x / 1e9) for x in rates[:4]), words(1e6 * rates[4])) for name, rates in MACHINES.items()],
+        ),
+        bounds=table(["", "d", "n", "one device", "eight"], bounds),
+        rows=ROWS,
+        dim=DIM,
+        batch=BATCH,
+        steps=STEPS,
+        memory=1e6 * memory,
+        disk=1e6 * disk,
+        read=read / 1e9,
+        passes=passes,
+        growth="\n".join(f"| {' | '.join(row)} |" for row in growth),
+        inflation=inflation,
+        k=k,
+        nvme=rate / 1e9,
+        hosts="\n".join(
+            f"| {hosts} | {duration(run(1e9, hosts))} | {duration(run(1e12, hosts))} |" for hosts in (1, 8, 64, 1024)
+        ),
+        h_most=h_most,
+        useful=k * h_most / (2 * inflation),
+        saved=rows_of(1e9 / BATCH) / (rows_of(k / BATCH) + passes * 1e9),
+    )
+    (HERE / "scale.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
