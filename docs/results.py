@@ -188,6 +188,23 @@ def out_of_core(m):
         yield name, "none", ", ".join(f"{x:.3g}" for x in numbers)
 
 
+def sbn(m):
+    for name, found in m["nats"].items():
+        paper = "none" if found["paper"] is None else f"{found['paper']}"
+        ours = f"{with_error(*found['last draw'])}, {with_error(*found['average of draws'])}, seeds {found['seeds']}"
+        if "minus SGHMC ssi" in found:
+            ours += f"; last draw, minus that of SGHMC ssi: {with_error(*found['minus SGHMC ssi'])}"
+        yield f"{name}: nats of a test image by the last draw, by three averaged, ± over images", paper, ours
+    sizes, samplers = m["settings"]["units"], ("SGHMC ssi", "SGHMC euler", "SGLD", "SGLD, a tenth of the step")
+    planned = [f"sampled, {units} units, {name}" for units in sizes for name in samplers]
+    for name in [*planned, f"threshold, {sizes[0]} units, SGHMC ssi"]:
+        if name not in m["nats"]:
+            yield name, "", "not run: the program was stopped before"
+    yield "independent pixels", "none", f"{m['independent pixels']:.1f}"
+    bias = m["bias of annealing"]
+    yield f"nats less with {bias['temperatures']} temperatures", "none", with_error(*bias["lower by"])
+
+
 def noise(m):
     for name, found in without_settings(m):
         ours = f"{100 * found['excess']:.1f} %; {100 * found['error']:.1f} % after {found['rows']:.1e} rows"
@@ -200,6 +217,7 @@ PROGRAMS = {
     "double_well": ("Li et al. (2016), figures 1 and 2", double_well),
     "logistic_regression": ("Li et al. (2016), table 2", logistic_regression),
     "lda": ("Li et al. (2016), figure 3 and table 1", lda),
+    "sbn": ("Chen et al. (2015), section 5", sbn),
     "neural_network": ("Li et al. (2016), figure 4", networks),
     "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),
