@@ -409,14 +409,14 @@ def main(kills):
     """A child that is killed at random times until it has ended, and the draws beside those of a whole run."""
     program = (
         "import conftest, sys, test_checkpoints as t\n"
-        "t.checkpointed(sys.argv[1], t.make(num_warmup=2000, num_samples=20000), every=100)"
+        "t.checkpointed(sys.argv[1], t.make(num_warmup=2000, num_samples=1000000), every=500)"
     )
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
         killed, waited = 0, 0
         while killed < kills:
             child = subprocess.Popen([sys.executable, "-c", program, folder], env=environment)
-            waited = random_times.uniform(2, 12)
+            waited = random_times.uniform(5, 7)
             time.sleep(waited)
             if child.poll() is not None:
                 break
@@ -424,8 +424,8 @@ def main(kills):
             child.wait()
             killed += 1
             print(f"killed after {waited:.1f} s:", sorted(os.listdir(folder))[-2:], flush=True)
-        long = {"num_warmup": 2000, "num_samples": 20000}
-        assert_same(checkpointed(folder, make(**long), every=100), undisturbed(make(**long)))
+        long = {"num_warmup": 2000, "num_samples": 1000000}
+        assert_same(checkpointed(folder, make(**long), every=500), undisturbed(make(**long)))
         print(f"killed {killed} times: the draws are those of a whole run")
 
 
