@@ -85,10 +85,27 @@ def topics_marginal(words):
         numpyro.sample("w", dist.Categorical(jnp.array([0.3, 0.7]) @ topic), obs=words[:, rows])
 
 
+def causes(words):
+    """A sum for each document; its words stand in a plate of their own."""
+    topic = numpyro.sample("topic", dist.Dirichlet(jnp.ones((2, 3))).to_event(1))
+    with numpyro.plate("docs", words.shape[1], dim=-1) as rows:
+        k = numpyro.sample("k", dist.Categorical(jnp.array([0.3, 0.7])), infer=PARALLEL)
+        with numpyro.plate("words", len(words), dim=-2):
+            numpyro.sample("w", dist.Categorical(topic[k]), obs=words[:, rows])
+
+
+def causes_marginal(words):
+    topic = numpyro.sample("topic", dist.Dirichlet(jnp.ones((2, 3))).to_event(1))
+    with numpyro.plate("docs", words.shape[1], dim=-1) as rows:
+        of_causes = jnp.log(topic)[:, words[:, rows]].sum(1) + jnp.log(jnp.array([[0.3], [0.7]]))
+        numpyro.factor("w", jax.scipy.special.logsumexp(of_causes, 0))
+
+
 MODELS = [
     (summed, marginal, Y, "N"),
     (chain, chain_marginal, Y, "N"),
     (topics, topics_marginal, WORDS, "docs"),
+    (causes, causes_marginal, WORDS, "docs"),
 ]
 
 
