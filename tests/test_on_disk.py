@@ -151,18 +151,20 @@ class Source:
 
 def test_pieces_are_read_as_a_whole_and_each_block_once(monkeypatch):
     monkeypatch.setattr(read_ahead, "BLOCK", 5 * B * (DIM + 1) * 4)
-    x, blocks, call = Source(X), [], read_ahead.ReadAhead.__call__
+    x, blocks, memory, take = Source(X), [], [], read_ahead.ReadAhead._take
 
     def recorded(self, *rows):
-        blocks.append(rows)
-        return call(self, *rows)
+        blocks.append([np.array(r) for r in rows])
+        memory.append(take(self, *rows))
+        return memory[-1]
 
-    monkeypatch.setattr(read_ahead.ReadAhead, "__call__", recorded)
+    monkeypatch.setattr(read_ahead.ReadAhead, "_take", recorded)
     run((OnDisk(x), OnDisk(Y)), step_size=1e-3, steps_per_sample=20)
     transitions, a_transition = 8, 4  # of blocks of five steps
     assert len(blocks) == transitions * a_transition
     for (_, after), (now, _) in zip(blocks, blocks[1:]):
         np.testing.assert_array_equal(after, now)  # what was read ahead is what is asked for
+    assert len({id(values) for block in memory for values in block}) == 2 * 2  # two blocks of two sources take turns
     rows = np.concatenate([np.asarray(now).reshape(-1, B) for now, _ in blocks])
     a_batch, an_epoch = 1, N // B  # the start has used the first batch
     epochs = rows[an_epoch - a_batch :][: 4 * an_epoch].reshape(-1, N)

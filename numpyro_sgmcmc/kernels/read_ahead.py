@@ -10,6 +10,7 @@ a resumed run needs nothing of it.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 import math
 from threading import Lock
 from typing import Any
@@ -30,27 +31,53 @@ from numpyro_sgmcmc.utils.loop import repeat
 BLOCK = 4 * 2**20  # bytes of a block: smaller ones cost calls, larger ones memory
 WAITING = 32  # blocks that may wait, one for each chain that shares a reader
 
+Block = tuple[np.ndarray, ...]  # rows of each source
+
 
 class ReadAhead:
-    """The rows of a block from each source. Those of the next block are read by a thread in the meantime."""
+    """
+    The rows of a block from each source. Those of the next block are read by a thread in the meantime.
+
+    :param sources: what is read, rows of every source.
+    """
 
     def __init__(self, sources: Sequence[OnDisk]):
         self._sources = sources
         self._thread = ThreadPoolExecutor(1, "numpyro_sgmcmc.OnDisk")
         self._waiting: OrderedDict[bytes, Future] = OrderedDict()
         self._lock = Lock()
+        self._free: list[Block] = []  # new memory for each block would cost more than what is read
 
-    def __call__(self, now: Any, after: Any) -> tuple[np.ndarray, ...]:
-        now, after = np.asarray(now), np.asarray(after)
+    def __call__(self, now: Any, after: Any) -> Block:
+        """What lies in the rows ``now``, as new arrays; ``after`` are the rows that will be asked for next."""
+        return self._take(np.asarray(now), np.asarray(after))
+
+    def fill(self, context: Any, out: Sequence[Any], now: Any, after: Any) -> None:
+        """The same, written into XLA's own buffers ``out``."""
+        block = self._take(np.asarray(now), np.asarray(after))
+        for buffer, values in zip(out, block):
+            np.copyto(np.asarray(buffer), values)
+        self._free.append(block)
+
+    def _take(self, now: np.ndarray, after: np.ndarray) -> Block:
+        next_key = after.tobytes()  # a copy: the thread reads it when XLA may have overwritten ``after``
         with self._lock:
             ahead = self._waiting.pop(now.tobytes(), None)
-            self._waiting[after.tobytes()] = self._thread.submit(self._read, after)
+            self._waiting[next_key] = self._thread.submit(
+                self._read, np.frombuffer(next_key, after.dtype).reshape(after.shape)
+            )
             while len(self._waiting) > WAITING:
                 self._waiting.popitem(last=False)[1].cancel()
         return self._read(now) if ahead is None else ahead.result()
 
-    def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-        return tuple(source.read(rows) for source in self._sources)
+    def _read(self, rows: np.ndarray) -> Block:
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = ()
+        if not block or block[0].shape[: rows.ndim] != rows.shape:  # vmap may give one program blocks of two shapes
+            return tuple(source.read(rows) for source in self._sources)
+        return tuple(source.read(rows, out) for source, out in zip(self._sources, block))
 
 
 def repeat_with_rows(
@@ -87,7 +114,11 @@ def repeat_with_rows(
         done, state = carry
         number = jnp.minimum(length, steps - done)
         rows = (rows_of_chains(state.rows_state, jnp.uint32(first)) for first in (0, number))
-        read = jax.pure_callback(read_ahead, shapes, *rows, vmap_method="broadcast_all")
+        read = lax.platform_dependent(
+            *rows,
+            cpu=compat.buffer_callback(read_ahead.fill, shapes, vmap_method="broadcast_all"),
+            default=partial(jax.pure_callback, read_ahead, shapes, vmap_method="broadcast_all"),
+        )
 
         def one(carry):
             k, state = carry

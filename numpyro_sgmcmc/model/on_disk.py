@@ -103,13 +103,20 @@ class OnDisk(RowArray):
         except ValueError as error:
             raise ValueError(f"{self!r}: the file is no .npy file of numbers: {error}") from error
 
-    def read(self, rows: Any) -> np.ndarray:
-        """The rows of these numbers, of any shape, as an array in memory."""
+    def read(self, rows: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """
+        The rows of these numbers, of any shape, as an array in memory.
+
+        :param out: where they are written, if an array of their shape and dtype is at hand.
+        """
         rows = np.asarray(rows)
-        flat = rows.ravel()
-        out = np.empty((flat.size, *self.shape[1:]), self.dtype)
-        if not flat.size:
-            return out.reshape(*rows.shape, *self.shape[1:])
+        if out is None:
+            out = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+        if rows.size:
+            self._read_into(out.reshape(rows.size, *self.shape[1:]), rows.ravel())
+        return out
+
+    def _read_into(self, out: np.ndarray, flat: np.ndarray) -> None:
         asked = f"rows {flat.min()} to {flat.max()}"
         if flat.min() < 0 or flat.max() >= len(self):
             raise IndexError(f"{asked} were asked of {self!r}, which has {len(self)}.")
@@ -123,7 +130,6 @@ class OnDisk(RowArray):
                     out[at : at + number] = self._rows[first : first + number]
         except Exception as error:
             raise OSError(f"{self!r}: {asked} cannot be read: {type(error).__name__}: {error}") from error
-        return out.reshape(*rows.shape, *self.shape[1:])
 
     def _check_file(self) -> None:
         """To read a map beyond the end of its file would end the process."""

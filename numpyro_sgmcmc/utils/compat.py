@@ -9,6 +9,7 @@ from types import CodeType
 from typing import Any
 
 import jax
+from jax.experimental.buffer_callback import buffer_callback  # a callback that writes where XLA computes, on CPUs
 import numpyro
 from numpyro.contrib.control_flow.scan import scan_wrapper  # tells a `scan` from a `cond` among the messages
 from numpyro.contrib.module import ParamShape  # stands for a parameter that random_*_module gives a prior
@@ -21,6 +22,7 @@ __all__ = [
     "SCAN_INDEX",
     "ParamShape",
     "bind",
+    "buffer_callback",
     "closed_over_arrays_are_constants",
     "find_valid_initial_params",
     "is_mapped",
