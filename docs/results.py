@@ -191,18 +191,23 @@ def out_of_core(m):
 def sbn(m):
     for name, found in m["nats"].items():
         paper = "none" if found["paper"] is None else f"{found['paper']}"
-        ours = f"{with_error(*found['last draw'])}, {with_error(*found['average of draws'])}, seeds {found['seeds']}"
+        seeds = ", ".join(f"{x:.2f}" for x in found["by seed"])
+        if found["paper"] is not None and len(found["by seed"]) < m["settings"]["seeds"]:
+            seeds += " (the program was stopped before the others)"
+        ours = f"{with_error(*found['last draw'])}, {with_error(*found['average of draws'])}; seeds {seeds}"
         if "minus SGHMC ssi" in found:
             ours += f"; last draw, minus that of SGHMC ssi: {with_error(*found['minus SGHMC ssi'])}"
         yield f"{name}: nats of a test image by the last draw, by three averaged, ± over images", paper, ours
-    sizes, samplers = m["settings"]["units"], ("SGHMC ssi", "SGHMC euler", "SGLD", "SGLD, a tenth of the step")
-    planned = [f"sampled, {units} units, {name}" for units in sizes for name in samplers]
-    for name in [*planned, f"threshold, {sizes[0]} units, SGHMC ssi"]:
-        if name not in m["nats"]:
-            yield name, "", "not run: the program was stopped before"
     yield "independent pixels", "none", f"{m['independent pixels']:.1f}"
     bias = m["bias of annealing"]
     yield f"nats less with {bias['temperatures']} temperatures", "none", with_error(*bias["lower by"])
+
+
+def dpfa(m):
+    for name, found in m["perplexity"].items():
+        ours = f"{found['last draw']:.0f}, {found['averaged']:.0f}" + ("; steps were refused" * found["refused"])
+        yield f"{m['data']}: {name}, perplexity by the last draw, by the second half averaged", "a curve", ours
+    yield f"{m['data']}: LDA, collapsed Gibbs sampling", "a curve", f"{m['collapsed Gibbs']:.0f}"
 
 
 def noise(m):
@@ -218,6 +223,7 @@ PROGRAMS = {
     "logistic_regression": ("Li et al. (2016), table 2", logistic_regression),
     "lda": ("Li et al. (2016), figure 3 and table 1", lda),
     "sbn": ("Chen et al. (2015), section 5", sbn),
+    "dpfa": ("Li et al. (2016), figure 5", dpfa),
     "neural_network": ("Li et al. (2016), figure 4", networks),
     "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),
