@@ -45,14 +45,25 @@ class Corpus(NamedTuple):
         return self.words[self.starts[rows][:, None] + self.width], self.width < self.lengths[rows][:, None]
 
 
-def read_corpus(name, folder=None, longest=None):
-    """``(documents, size of the vocabulary)``. Documents with more than ``longest`` words lose some at random."""
+def read_corpus(name, folder=None, longest=None, words=None):
+    """
+    ``(documents, size of the vocabulary)``. Documents with more than ``longest`` words lose some at random.
+
+    :param words: size of the vocabulary: words that are in more than a tenth of the documents are left out, and of the
+        others those that are in the fewest.
+    """
     arrays = datasets.read(name, folder)
     part = "" if "indptr" in arrays else "_train"
     keys = [f"{key}{part}" for key in ("indptr", "indices", "counts")]
     if not arrays.keys() >= set(keys):
         sys.exit(f"{name}.npz holds {', '.join(arrays)}; this program needs indptr, indices and counts.")
     indptr, indices, counts = (arrays[key] for key in keys)
+    if words:
+        found_in = np.bincount(indices)
+        common = np.argsort(-np.where(10 * found_in > len(indptr) - 1, 0, found_in), kind="stable")[:words]
+        number = np.full(len(found_in), -1)
+        number[common] = np.arange(len(common))
+        indices, counts = number[indices], np.where(number[indices] < 0, 0, counts)
     rng = np.random.default_rng(0)
     documents = [
         rng.permutation(np.repeat(indices[a:b], counts[a:b]))[:longest] for a, b in zip(indptr[:-1], indptr[1:])
@@ -117,36 +128,44 @@ def topics_of(sites):
 # -- the topics of the words of a document, given beta -------------------------------------------------------------
 
 
-def counts_of_topics(rng_key, p, there, sweeps):
+def sweep_of_topics(rng_key, topic, p, there, weight):
     """
-    Collapsed Gibbs sampling of the topic of each word, all documents at once: a word leaves its topic and takes
-    another with probability proportional to ``(ALPHA + n) p``, where n counts the topics of the other words.
+    A sweep of collapsed Gibbs sampling over the words, all documents at once: a word leaves its topic and takes another
+    with probability proportional to ``weight(n) p``, where n counts the topics of the other words.
 
+    :param topic: of each word, ``(documents, width)``; -1 of words that have none so far.
     :param p: probability of each word under each topic, of shape ``(documents, width, topics)``.
     :param there: which words there are.
+    :return: the topics, and the counts of each document, ``(documents, topics)``.
+    """
+    width, topics = p.shape[1:]
+    uniform = random.uniform(rng_key, (width, len(p)))
+    counts = jnp.where(there[..., None], jax.nn.one_hot(topic, topics), 0).sum(1)
+
+    def move(w, state):
+        topic, counts = state
+        is_word = there[:, w, None]
+        counts = counts - is_word * jax.nn.one_hot(topic[:, w], topics)
+        bounds = jnp.cumsum(weight(counts) * p[:, w], 1)
+        new = (bounds < uniform[w][:, None] * bounds[:, -1:]).sum(1).clip(max=topics - 1)
+        return topic.at[:, w].set(new), counts + is_word * jax.nn.one_hot(new, topics)
+
+    return lax.fori_loop(0, there.sum(1).max(), move, (topic, counts))
+
+
+def counts_of_topics(rng_key, p, there, sweeps):
+    """
+    Collapsed Gibbs sampling of the topic of each word, with the weights ``ALPHA + n``.
+
     :return: the counts of topics of each document after each sweep, ``(sweeps, documents, topics)``.
     """
     key_start, key_sweeps = random.split(rng_key)
-    width, topics = p.shape[1:]
-    last = there.sum(1).max()
+
+    def sweep(topic, key):
+        return sweep_of_topics(key, topic, p, there, lambda counts: ALPHA + counts)
+
     topic = random.categorical(key_start, jnp.log(p))
-    counts = jnp.where(there[..., None], jax.nn.one_hot(topic, topics), 0).sum(1)
-
-    def sweep(carry, key):
-        uniform = random.uniform(key, (width, len(p)))
-
-        def move(w, state):
-            topic, counts = state
-            is_word = there[:, w, None]
-            counts = counts - is_word * jax.nn.one_hot(topic[:, w], topics)
-            bounds = jnp.cumsum((ALPHA + counts) * p[:, w], 1)
-            new = (bounds < uniform[w][:, None] * bounds[:, -1:]).sum(1).clip(max=topics - 1)
-            return topic.at[:, w].set(new), counts + is_word * jax.nn.one_hot(new, topics)
-
-        topic, counts = lax.fori_loop(0, last, move, carry)
-        return (topic, counts), counts
-
-    return lax.scan(sweep, (topic, counts), random.split(key_sweeps, sweeps))[1]
+    return lax.scan(sweep, topic, random.split(key_sweeps, sweeps))[1]
 
 
 def share_given_words(sweeps):
@@ -175,13 +194,22 @@ def unseen_words(rng_key, beta, seen, unseen):
     return jnp.where(there, jnp.einsum("dwk,dk->dw", beta[words], share), 1.0)
 
 
+def probabilities(rng_key, draws, seen, unseen, unseen_words=unseen_words):
+    """Of the words of the second halves by each draw, ``(draws, documents, width)``."""
+    keys = random.split(rng_key, len(draws))
+    return np.stack([unseen_words(key, draw, seen, unseen) for key, draw in zip(keys, draws)])
+
+
+def perplexity(p, unseen):
+    """:math:`\\exp(-\\sum \\log p / n)` for p of shape ``(..., documents, width)``."""
+    return np.exp(-np.log(np.asarray(p, float)).sum((-2, -1)) / float(unseen.lengths.sum()))
+
+
 def perplexities(rng_key, betas, seen, unseen):
-    """:math:`\\exp(-\\sum \\log \\bar p / n)` with p averaged over the first 1, 2, ... draws of beta."""
-    each = np.stack(
-        [unseen_words(key, beta, seen, unseen) for key, beta in zip(random.split(rng_key, len(betas)), betas)]
-    )
+    """With p averaged over the first 1, 2, ... draws of beta."""
+    each = probabilities(rng_key, betas, seen, unseen)
     averaged = np.cumsum(each, 0, dtype=float) / np.arange(1, len(each) + 1)[:, None, None]
-    return np.exp(-np.log(averaged).sum((1, 2)) / float(unseen.lengths.sum()))
+    return perplexity(averaged, unseen)
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------
