@@ -92,12 +92,16 @@ def reference(train, seen, unseen, number, vocabulary, args):
 # dashed: Euler. Dotted: latent Dirichlet allocation by collapsed Gibbs sampling.
 
 
+def label(integrator, h, D):
+    return f"{integrator}, h = {h:g}, D = {D:.3g}"
+
+
 def draw(curves, gibbs, args):
     fig, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
     seen = BATCH * args.steps // args.draws * np.arange(1, args.draws + 1)
     for (integrator, h, D), curve in curves.items():
         style = "-" if integrator == "ssi" else "--"
-        ax.plot(seen, curve, style, color=COLORS.get((h, D), "#0072B2"), label=f"{integrator}, h = {h:g}, D = {D:.3g}")
+        ax.plot(seen, curve, style, color=COLORS.get((h, D), "#0072B2"), label=label(integrator, h, D))
     ax.axhline(gibbs, color="black", ls=":", label="LDA, collapsed Gibbs sampling")
     ax.set(xlabel="documents seen", ylabel="perplexity of unseen words", yscale="log")
     ax.spines[["top", "right"]].set_visible(False)
@@ -106,8 +110,12 @@ def draw(curves, gibbs, args):
 
 
 # %%
-# The runs
-# --------
+# The claims
+# ----------
+# At the paper's two step sizes hardly anything is learnt from so few documents. At the larger one the splitting
+# integrator learns the topics, and Euler's steps are refused. Its perplexity hardly falls after 1500 steps, and stays
+# above that of latent Dirichlet allocation by collapsed Gibbs sampling.
+#
 # The picture and the numbers are written after each run, so that a long program can be stopped.
 
 
@@ -129,7 +137,7 @@ def main(args):
     for integrator, h, D in tqdm([(integrator, *step) for step in steps for integrator in integrators]):
         draws, refused = sample(integrator, h, D, corpus, units, vocabulary, args)
         curves[integrator, h, D], averaged = scored(draws, seen, unseen)
-        metrics["perplexity"][f"{integrator}, h = {h:g}, D = {D:.3g}"] = {
+        metrics["perplexity"][label(integrator, h, D)] = {
             "last draw": float(curves[integrator, h, D][-1]),
             "averaged": averaged,
             "refused": refused,
@@ -145,7 +153,10 @@ def main(args):
     if name is None:
         assert best < 0.8 * vocabulary, best  # of words that are all the same
     elif name == "newsgroups20_bow" and shown(args):
-        assert best < 0.5 * vocabulary, best
+        small, large = STEPS[1], STEPS[0]
+        assert not metrics["perplexity"][label("ssi", *large)]["refused"], metrics
+        assert metrics["perplexity"][label("euler", *large)]["refused"], metrics
+        assert curves["ssi", *large][-1] < 0.5 * curves["ssi", *small][-1], metrics
 
 
 if __name__ == "__main__":
