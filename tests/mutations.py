@@ -215,6 +215,15 @@ FAULTS = [
           "test_barker"),
     Fault("Barker: long jumps", "barker", "2 * h * im / (1 + SPREAD**2)", "2.2 * h * im", "test_barker"),
     Fault("Barker: mass", "barker", "2 * h * im / (1", "2 * h / (1", "test_barker:jump_is"),
+    # exchanges
+    Fault("tempered: inverted exchange", "kernels/tempered", "return delta * difference -",
+          "return -delta * difference -", "test_tempered:weights or balance"),
+    Fault("tempered: not corrected", "kernels/tempered", "0.5 * delta**2", "0 * delta**2", "test_tempered:balance"),
+    Fault("tempered: as for one energy", "kernels/tempered", "0.5 * delta**2", "delta**2", "test_tempered:balance"),
+    Fault("tempered: noise not measured", "kernels/tempered", "(1 / n - 1 / size)", "0 * (1 / n)",
+          "test_tempered:variance"),
+    Fault("tempered: gradient of another temperature", "kernels/tempered", "factor = betas / before.beta",
+          "factor = jnp.ones_like(betas)", "test_tempered:carried"),
     # the words
     Fault("a letter gets all of h", "splitting", "h / self.word.count(letter)", "h", f"test_laws {SOME}"),
     Fault("a stale gradient", "splitting", "fresh = fresh and not flow.moves", "pass",

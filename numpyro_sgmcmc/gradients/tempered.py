@@ -1,0 +1,52 @@
+"""The gradient of U / T, for the replicas of tempered chains."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
+
+
+class TemperedState(NamedTuple):
+    """
+    - **beta** - 1 / T, shape ``()``.
+    - **inner** - what the estimator of U remembers.
+    """
+
+    beta: jax.Array
+    inner: Any
+
+
+@dataclass(frozen=True)
+class TemperedGradient(GradientEstimator):
+    """
+    An estimator of U as one of U / T. The energy that it gives is still that of U. T is part of the state, 1 at the
+    start: whoever tempers the chain sets it.
+
+    :param of: the estimator of U.
+    """
+
+    of: GradientEstimator
+
+    def check(self, potential: Potential, chains: int) -> None:
+        self.of.check(potential, chains)
+
+    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> TemperedState:
+        beta = jnp.ones((), jnp.result_type(*jax.tree.leaves(z)))
+        return TemperedState(beta, self.of.start(potential, z, rng_key))
+
+    def begin_step(
+        self, potential: Potential, z: Sites, gradient_state: TemperedState, i: jax.Array, rng_key: jax.Array
+    ) -> TemperedState:
+        return gradient_state._replace(inner=self.of.begin_step(potential, z, gradient_state.inner, i, rng_key))
+
+    def evaluate(
+        self, potential: Potential, z: Sites, rows: Rows, gradient_state: TemperedState, rng_key: jax.Array
+    ) -> Evaluation:
+        of_u = self.of.evaluate(potential, z, rows, gradient_state.inner, rng_key)
+        return of_u._replace(gradient=jax.tree.map(lambda g: gradient_state.beta * g, of_u.gradient))
+
+    def commit(self, gradient_state: TemperedState, update: Any, accepted: jax.Array) -> TemperedState:
+        return gradient_state._replace(inner=self.of.commit(gradient_state.inner, update, accepted))
