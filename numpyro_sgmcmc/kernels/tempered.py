@@ -96,8 +96,9 @@ class Tempered(MCMCKernel):
     the noise of their energies, see :mod:`~numpyro_sgmcmc.kernels.tempered`. A transition costs R of the kernel's,
     and the energies of one minibatch for each replica.
 
-    With normal noise of known variance the correction is exact, and costs exchanges: where
-    :math:`\delta\sigma` is 3, hardly any is left. ``extra_fields=("swapped",)`` shows the exchanges,
+    With normal noise of known variance the correction is exact, and costs exchanges: between equal
+    energies their rate is :math:`2\Phi(-\delta\sigma/2)`, .13 at :math:`\delta\sigma = 3`.
+    ``extra_fields=("swapped",)`` shows the exchanges,
     ``jnp.nanmean(fields["swapped"], 0)`` their rates. A larger ``swap_batch_size``, or temperatures closer to each
     other, raise them. :math:`\sigma^2` is estimated with a relative error of :math:`\sqrt{2/n}`, or more where the
     rows are heavy-tailed.
