@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
+from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import checked_count
@@ -89,8 +89,7 @@ def gradient_noise(
             key = random.fold_in(key_probes, k)
             coming = state.rows_state._replace(t=jnp.asarray(state.rows_state.t + k, jnp.uint32))
             rows, _ = next_rows(chain.rows, coming, potential.plates)
-            with potential.serving(rows, weights=row_weights(chain.rows, potential.plates)):
-                return chain.gradient.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
+            return chain.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
 
         variance = gradient_variance(gradient, num_batches)
         return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))

@@ -138,12 +138,18 @@ class SAGA(GradientEstimator):
 
     def with_rows(self, rows: RowScheme) -> tuple["SAGA", RowScheme]:
         if getattr(rows, "devices", 1) > 1:
-            raise ValueError(f"{self._form.label} takes no rows={rows!r}. Use Minibatch(), SVRG() or ControlVariate().")
+            raise self._on_devices(f"takes no rows={rows!r}")
         estimator = copy.copy(self)
         object.__setattr__(estimator, "distinct", self.per == "batch" or getattr(rows, "distinct", False))
         if self.per == "batch":
             return estimator, Partition(rows)  # pyright: ignore[reportReturnType]
         return estimator, rows
+
+    def _on_devices(self, what: str) -> ValueError:
+        return ValueError(
+            f"{self._form.label} {what}: its table would not be spread with them. Use Minibatch(), SVRG() or "
+            "ControlVariate(center)."
+        )
 
     def check(self, potential: Potential, chains: int) -> None:
         check_minibatched(self, potential.plates)
@@ -154,10 +160,7 @@ class SAGA(GradientEstimator):
                 "minibatched. Leave all but one whole, or use SVRG() or ControlVariate(center)."
             )
         if potential.devices > 1:
-            raise ValueError(
-                f"{label} remembers rows that are spread over {potential.devices} devices, and its table would not be. "
-                "Use Minibatch(), SVRG() or ControlVariate(center)."
-            )
+            raise self._on_devices(f"cannot be used with rows that are spread over {potential.devices} devices")
         if potential.draws_local_sites:
             raise ValueError(f"{label} would remember the draws of local= with the rows. Use gradient=Minibatch().")
         if potential.randomised:

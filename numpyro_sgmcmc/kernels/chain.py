@@ -96,8 +96,7 @@ class Chain:
             phase = self.dynamics.informed(phase, self._white_noise(potential, z, gradient_state, key_probes))
         first = ()
         if self.integrator.carries_gradient:
-            with potential.serving(rows, weights=self._weights(potential)):
-                first = self.gradient.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
+            first = self.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
         marks = Marks(0, jnp.uint32(num_warmup), fingerprint, 0)
         state = self._fresh(phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key)
         return state, energies
@@ -157,15 +156,9 @@ class Chain:
 
         def gradient_fn(k):
             rows, _ = next_rows(self.rows, RowsState(key_rows, k), potential.plates)
-            key = random.fold_in(key_model, k)
-            with potential.serving(rows, weights=self._weights(potential)):
-                return self.gradient.evaluate(potential, z, rows, gradient_state, key).gradient
+            return self.evaluate(potential, z, rows, gradient_state, random.fold_in(key_model, k)).gradient
 
         return gradient_variance(gradient_fn)
-
-    def _weights(self, potential: ModelPotential) -> dict[str, Any]:
-        """What the rows of a batch count, by plate, where that is not 1."""
-        return row_weights(self.rows, potential.plates)
 
     # -- a transition: begin, some steps, end -------------------------------------------------------------------
 
@@ -198,14 +191,11 @@ class Chain:
         gradient_state = self.gradient.begin_step(potential, position, state.gradient_state, state.i, key_begin)
 
         def gradient_fn(z: Sites) -> Evaluation:
-            return self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
+            return self.evaluate(potential, z, rows, gradient_state, key_model, read)
 
         old, at = state.phase, to_gradient(gradient_fn)
         quiet = self._quiet(state.i, marks.wraps)
-        with potential.serving(rows, read, self._weights(potential)):
-            new, gradient, evaluations = self.integrator.step(
-                self.dynamics, old, state.gradient, h, at, key_noise, **quiet
-            )
+        new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
         last = evaluations[-1]  # a position must have moved since the step before, so there is one
         if isinstance(self.dynamics, Adaptive):
             new = self.dynamics.adapt(new, last.gradient, state.i, marks.num_warmup)
@@ -275,6 +265,24 @@ class Chain:
 
     # -- what else is asked of a chain --------------------------------------------------------------------------
 
+    def evaluate(
+        self,
+        potential: ModelPotential,
+        z: Sites,
+        rows: Rows,
+        gradient_state: Any,
+        rng_key: jax.Array,
+        read: tuple[jax.Array, ...] = (),
+    ) -> Evaluation:
+        """
+        The estimator's gradient at ``z`` from rows that this chain's scheme has drawn: each device looks up its own
+        share of them, and they have the weights of unequal shares.
+
+        :param read: what has been read of these rows already, from each source on disk.
+        """
+        with potential.serving(rows, read, row_weights(self.rows, potential.plates)):
+            return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)
+
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Anew what depends on values that the potential is conditioned on."""
         key_state, key = random.split(random.fold_in(stream(state.rng_key, REFRESH), state.i))
@@ -287,9 +295,8 @@ class Chain:
         """The gradient with which a word begins that carries one from step to step."""
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         _, to_gradient = self._in_coordinates(potential, state)
-        at = to_gradient(lambda z: self.gradient.evaluate(potential, z, rows, state.gradient_state, rng_key))
-        with potential.serving(rows, weights=self._weights(potential)):
-            return at(state.phase.z).gradient
+        at = to_gradient(lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key))
+        return at(state.phase.z).gradient
 
     def found_h(self, tuning: Tuning) -> jax.Array:
         """h that the warm-up has found, and after it what a relative schedule makes of it, the same in a transition."""

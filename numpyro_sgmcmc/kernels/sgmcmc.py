@@ -7,10 +7,8 @@ arguments of each call. So a trace that NumPyro reuses for other chains, runs an
 
 from collections.abc import Callable, Mapping, Sequence
 import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any
-import warnings
 
 import jax
 from jax import random
@@ -22,10 +20,25 @@ from numpyro_sgmcmc.dynamics.splitting import Splitting, named
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.chain import Chain
-from numpyro_sgmcmc.kernels.read_ahead import repeat_with_rows
+from numpyro_sgmcmc.kernels.chains import Chains, chain_for
 from numpyro_sgmcmc.kernels.report import Bar
-from numpyro_sgmcmc.kernels.state import SGMCMCState
-from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
+from numpyro_sgmcmc.kernels.state import SGMCMCState, raw_key
+from numpyro_sgmcmc.kernels.validation import (
+    check_can_be_quiet,
+    check_center,
+    check_found_fits,
+    check_independent,
+    check_init_params,
+    check_inverse_mass_fits,
+    check_mass_has_step,
+    check_not_mapped,
+    check_resumed,
+    checked_found,
+    checked_init_strategy,
+    checked_part,
+    warn_of_scattered_rows,
+    warn_of_sites,
+)
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.fingerprint import fingerprint
@@ -33,10 +46,8 @@ from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.local import with_local
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, for_devices
+from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.schedules import as_schedule
-from numpyro_sgmcmc.tuning.step_rule import StepRule
-from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import (
     Adaptive,
     Checked,
@@ -49,25 +60,7 @@ from numpyro_sgmcmc.types import (
     Sites,
 )
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
-from numpyro_sgmcmc.utils.validation import (
-    check_can_be_quiet,
-    check_center,
-    check_energies,
-    check_found_fits,
-    check_independent,
-    check_init_params,
-    check_inverse_mass_fits,
-    check_mass_has_step,
-    check_not_mapped,
-    check_resumed,
-    checked_batch_size,
-    checked_count,
-    checked_found,
-    checked_init_strategy,
-    checked_model,
-    checked_part,
-    is_key,
-)
+from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
 
 
 class SGMCMC(MCMCKernel):
@@ -251,7 +244,7 @@ class SGMCMC(MCMCKernel):
         :raises ValueError: what :func:`~numpyro_sgmcmc.model.checks.checked_structure` refuses; ``init_params`` of the
             wrong names or shapes; an energy that is not finite at the start, by site.
         """
-        rng_key = _raw(rng_key)
+        rng_key = raw_key(rng_key)
         batched = not is_key(rng_key)
         if batched and rng_key.shape[0] == 1:
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
@@ -282,8 +275,10 @@ class SGMCMC(MCMCKernel):
             transforms=self._transforms,
         )
         mark = _fingerprint(model_args, model_kwargs)
-        start = partial(self._start_chains, num_warmup=num_warmup, fingerprint=mark)
-        state, energies = on_potential(start)(rng_key, init_params)
+        start = on_potential(
+            lambda potential, *of: self._chains(potential).start(*of, num_warmup=num_warmup, fingerprint=mark)
+        )
+        state, energies = start(rng_key, init_params)
         if not isinstance(rng_key, Tracer):
             check_energies(energies)
             first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
@@ -292,8 +287,8 @@ class SGMCMC(MCMCKernel):
             # inside of a map over chains the energies are not known; those of a start of our own are
             with jax.ensure_compile_time_eval():
                 check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
-        _warn_of_sites(potential.structure)
-        _warn_of_scattered_rows(potential, chain.rows)
+        warn_of_sites(potential.structure)
+        warn_of_scattered_rows(potential, chain.rows)
         return state
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
@@ -313,38 +308,14 @@ class SGMCMC(MCMCKernel):
             )
         potential = self._potential(model_args, model_kwargs)
         check_resumed(state.z, potential.prototype, batched)
-        chain, mark = self._chain_for(potential), _fingerprint(model_args, model_kwargs)
-        axes = axes_of_chains(chain) if batched else None
-        over_chains = lambda fn, *of: jax.vmap(fn, of or (axes,), axes) if batched else fn  # noqa: E731
-        steps = self.steps_per_sample
-        if chain.tuned:
-            state = tuned(self._tuner(chain), potential, state, self._first_gradient(chain, potential, batched))
-            steps = state.tuning.num_steps if steps is None else steps
-        begun = over_chains(partial(chain.begin, fingerprint=mark))(state)
-        step = over_chains(partial(chain.step, potential), axes, 0)
-        moved = repeat_with_rows(step, begun, steps, potential, chain.rows)
-        return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
-
-    def _tuner(self, chain: Chain) -> Tuner:
-        rule = StepRule(chain.dynamics, chain.integrator.needs_variance)
-        return Tuner(rule, chain.gradient, chain.rows, self.steps_per_sample, self._dense_mass, self._known)
-
-    def _first_gradient(self, chain: Chain, potential: ModelPotential, batched: bool) -> Callable | None:
-        if not chain.integrator.carries_gradient:
-            return None
-        first = partial(chain.first_gradient, potential)
-        return jax.vmap(first, (axes_of_chains(chain), 0)) if batched else first
+        return self._chains(potential).transition(state, _fingerprint(model_args, model_kwargs))
 
     def _chain_for(self, potential: ModelPotential) -> Chain:
-        """The chain with the estimator and the rows that are for this potential, where the user leaves them to us."""
-        chain = replace(self._chain, rows=for_devices(self._chain.rows, potential))
-        dynamics = chain.dynamics.bind(potential)
-        if dynamics is not chain.dynamics:
-            return replace(chain, dynamics=dynamics)
-        plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs or potential.draws_local_sites
-        if chain.tuned and isinstance(chain.gradient, ControlVariate) and chain.gradient.shared and plain:
-            return replace(chain, gradient=Minibatch())
-        return chain
+        return chain_for(self._chain, potential)
+
+    def _chains(self, potential: ModelPotential) -> Chains:
+        chain = self._chain_for(potential)
+        return Chains(potential, chain, self.steps_per_sample, self._dense_mass, self._known)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """
@@ -377,21 +348,6 @@ class SGMCMC(MCMCKernel):
         rows = potential.some_rows()
         return potential.by_site(self._chain.start(potential, rng_key, rows, None), rows, rng_key)
 
-    def _start_chains(self, potential, rng_key, init_params, num_warmup, fingerprint):
-        def one(rng_key, init_params):
-            if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
-                init_params = potential.unconstrain(init_params)
-            steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
-            return chain.init(potential, rng_key, init_params, steps, fingerprint)
-
-        chain = self._chain_for(potential)
-        single = is_key(rng_key)
-        state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
-        if chain.tuned:
-            chains = None if single else len(rng_key)
-            state = with_tuning(chain, self._tuner(chain), potential, state, chains, num_warmup)
-        return state, energies
-
     @property
     def _batch_size(self) -> Any:
         return AUTOMATIC if self._chain.tuned and self.batch_size is None else self.batch_size
@@ -404,41 +360,3 @@ def _fingerprint(model_args, model_kwargs):
     """Of the data alone: the values of the other blocks of Gibbs change at every sweep."""
     data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
     return fingerprint(model_args, data)
-
-
-def _warn_of_sites(structure):
-    """Of sites that are frozen, or left out of the draws."""
-    for name in structure.frozen[:1]:
-        warnings.warn(
-            f"param site {name!r} is frozen at its initial value: SG-MCMC moves latent sample "
-            "sites only. Give it a prior with numpyro.sample to infer it.",
-            stacklevel=3,
-        )
-    if structure.left_out:
-        names = ", ".join(map(repr, structure.left_out))
-        warnings.warn(
-            f"deterministic site {names} depends on the rows of a minibatched plate but stands outside it. It is "
-            "not collected, as its value would be that of one minibatch. For its values on all rows use "
-            "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
-            stacklevel=3,
-        )
-
-
-def _warn_of_scattered_rows(potential, rows):
-    if potential.sources and not getattr(rows, "contiguous", False):
-        warnings.warn(
-            f"{potential.sources[0]!r} is on disk, and rows={rows!r} reads its rows one by one, which is several times "
-            "slower than in pieces. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",
-            stacklevel=3,
-        )
-
-
-def _raw(rng_key):
-    """
-    Typed keys of the usual kind as their data: NumPyro cannot collect a typed key as an extra field. Data of another
-    kind would be taken for that of the default, and those of ``rbg``, four numbers, for several keys.
-    """
-    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        if random.key_impl(rng_key) == random.key_impl(random.key(0)) == "threefry2x32":
-            return random.key_data(rng_key)
-    return rng_key

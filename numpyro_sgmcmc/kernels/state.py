@@ -24,6 +24,17 @@ def next_key(rng_key: jax.Array) -> jax.Array:
     return stream(rng_key, NEXT)
 
 
+def raw_key(rng_key: jax.Array) -> jax.Array:
+    """
+    Typed keys of the usual kind as their data: NumPyro cannot collect a typed key as an extra field. Data of another
+    kind would be taken for that of the default, and those of ``rbg``, four numbers, for several keys.
+    """
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        if random.key_impl(rng_key) == random.key_impl(random.key(0)) == "threefry2x32":
+            return random.key_data(rng_key)
+    return rng_key
+
+
 class Marks(NamedTuple):
     """
     What seldom changes, four uint32 kept in one array: each array of a state costs some 3 us in every call.

@@ -10,8 +10,10 @@ cast, broadcast or reshaped. Arithmetic makes *computed* numbers of it (``rows +
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Literal, primitives as prim
+from jax.extend.core import Literal, primitives as prim
 import jax.numpy as jnp
+
+from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 _COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
 _RESHAPES = {prim.broadcast_in_dim_p, prim.reshape_p, prim.squeeze_p, prim.slice_p, prim.transpose_p}

@@ -41,7 +41,7 @@ class _Equation(NamedTuple):
 class _Program:
     """A trace with its calls inlined; values are numbered in the order in which they are made."""
 
-    def __init__(self, closed: core.ClosedJaxpr):
+    def __init__(self, closed: compat.ClosedJaxpr):
         self.shapes: list[Any] = []
         self.constants: dict[int, Any] = {}
         self.equations: list[_Equation] = []

@@ -11,11 +11,12 @@ from typing import Any
 import zlib
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 import numpy as np
 import numpyro
 
 from numpyro_sgmcmc.model.fingerprint import fingerprint
+from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)
 

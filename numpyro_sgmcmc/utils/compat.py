@@ -6,10 +6,11 @@ renames or drops one of them fails ``tests/test_compat.py`` first, by name.
 import sys
 import traceback
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.experimental.buffer_callback import buffer_callback  # a callback that writes where XLA computes, on CPUs
+from jax.extend import core
 import numpyro
 from numpyro.contrib.control_flow.scan import scan_wrapper  # tells a `scan` from a `cond` among the messages
 from numpyro.contrib.module import ParamShape  # stands for a parameter that random_*_module gives a prior
@@ -20,6 +21,7 @@ from numpyro.primitives import _PYRO_STACK  # the handlers around a statement: a
 __all__ = [
     "GIBBS_SITES_KWARG",
     "SCAN_INDEX",
+    "ClosedJaxpr",
     "ParamShape",
     "bind",
     "buffer_callback",
@@ -36,6 +38,8 @@ __all__ = [
 ]
 
 PACKAGES = ("numpyro_sgmcmc", "numpyro", "jax", "jaxlib")  # whose lines no warning should point to
+# from JAX 0.12 on another name of Jaxpr, which JAX does not declare to type checkers
+ClosedJaxpr: TypeAlias = core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
 SCAN_INDEX = "_scan_current_index"  # in site["infer"] inside a `scan`: the step, where a value is given for all steps
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.utils import compat
+from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 LARGE = 2**14  # numbers in the largest array of a step, where a call begins to pay: docs/measurements.md
 # Operations whose arrays may be larger than what a step computes

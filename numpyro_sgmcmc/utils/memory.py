@@ -6,7 +6,9 @@ import os
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
+
+from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 logger = logging.getLogger("numpyro_sgmcmc")
 

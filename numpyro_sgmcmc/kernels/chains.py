@@ -1,0 +1,106 @@
+"""
+The chains of a kernel: one, or a batch of them that is mapped over. Where the warm-up finds the step size, what it has
+found enters before each transition, the same for all chains.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.gradients.control_variate import ControlVariate
+from numpyro_sgmcmc.gradients.minibatch import Minibatch
+from numpyro_sgmcmc.kernels.chain import Chain
+from numpyro_sgmcmc.kernels.read_ahead import repeat_with_rows
+from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
+from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.rows.schemes import for_devices
+from numpyro_sgmcmc.tuning.step_rule import StepRule
+from numpyro_sgmcmc.tuning.tuner import Tuner
+from numpyro_sgmcmc.types import Sites
+from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
+from numpyro_sgmcmc.utils.validation import is_key
+
+
+def chain_for(chain: Chain, potential: ModelPotential) -> Chain:
+    """The chain with the estimator and the rows that are for this potential, where the user leaves them to us."""
+    chain = replace(chain, rows=for_devices(chain.rows, potential))
+    dynamics = chain.dynamics.bind(potential)
+    if dynamics is not chain.dynamics:
+        return replace(chain, dynamics=dynamics)
+    plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs or potential.draws_local_sites
+    if chain.tuned and isinstance(chain.gradient, ControlVariate) and chain.gradient.shared and plain:
+        return replace(chain, gradient=Minibatch())
+    return chain
+
+
+@dataclass(frozen=True)
+class Chains:
+    """
+    Pure functions of their states.
+
+    :param chain: that of the potential, see :func:`chain_for`.
+    :param steps_per_sample: integrator steps of a transition. None: as many as the warm-up finds.
+    :param dense_mass: which coordinates the warm-up takes for correlated.
+    :param known: coordinates and curvature with which the warm-up begins, or None.
+    """
+
+    potential: ModelPotential
+    chain: Chain
+    steps_per_sample: int | None
+    dense_mass: Any
+    known: Any
+
+    def start(
+        self, rng_key: jax.Array, init_params: Sites | None, num_warmup: int, fingerprint: int
+    ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
+        """
+        The state of a fresh chain, or of a batch of chains where ``rng_key`` is a batch of keys.
+
+        :param int num_warmup: transitions of the warm-up.
+        :param int fingerprint: of the data, 0 where it is not known.
+        :return: the state, and the energy of each site at its start.
+        """
+        potential, chain = self.potential, self.chain
+
+        def one(rng_key, init_params):
+            if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
+                init_params = potential.unconstrain(init_params)
+            steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
+            return chain.init(potential, rng_key, init_params, steps, fingerprint)
+
+        single = is_key(rng_key)
+        state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+        if chain.tuned:
+            chains = None if single else len(rng_key)
+            state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup)
+        return state, energies
+
+    def transition(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
+        """One MCMC transition of every chain: ``steps_per_sample`` steps."""
+        potential, chain, steps = self.potential, self.chain, self.steps_per_sample
+        batched = jnp.ndim(state.i) == 1
+        axes = axes_of_chains(chain) if batched else None
+        over_chains = lambda fn, *of: jax.vmap(fn, of or (axes,), axes) if batched else fn  # noqa: E731
+        if chain.tuned:
+            state = tuned(self._tuner, potential, state, self._first_gradient(batched))
+            steps = state.tuning.num_steps if steps is None else steps
+        begun = over_chains(partial(chain.begin, fingerprint=fingerprint))(state)
+        step = over_chains(partial(chain.step, potential), axes, 0)
+        moved = repeat_with_rows(step, begun, steps, potential, chain.rows)
+        return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
+
+    @property
+    def _tuner(self) -> Tuner:
+        rule = StepRule(self.chain.dynamics, self.chain.integrator.needs_variance)
+        return Tuner(rule, self.chain.gradient, self.chain.rows, self.steps_per_sample, self.dense_mass, self.known)
+
+    def _first_gradient(self, batched: bool) -> Callable | None:
+        if not self.chain.integrator.carries_gradient:
+            return None
+        first = partial(self.chain.first_gradient, self.potential)
+        return jax.vmap(first, (axes_of_chains(self.chain), 0)) if batched else first
