@@ -2,7 +2,8 @@
 Configuration of Sphinx; ``make docs`` writes docs/_build/html.
 
 The gallery is executed with ``--fast`` by default, which takes some minutes; ``make docs GALLERY=`` runs it in full.
-Warnings are errors. Among them are links that lead nowhere and public names without documentation.
+Warnings are errors. Among them are links that lead nowhere and public names without documentation. The doctest builder
+runs the examples of the docstrings and the programs of the pages.
 """
 
 import inspect
@@ -17,6 +18,7 @@ import numpyro_sgmcmc
 from numpyro_sgmcmc import __version__
 
 HERE = Path(__file__).resolve().parent
+PROGRAMS = {"extend", "howto", "local"}  # pages whose code runs as printed
 
 project = "numpyro_sgmcmc"
 author = copyright = "the authors of numpyro_sgmcmc"
@@ -69,6 +71,21 @@ def link_to_pages(app, docname, source):
     source[0] = re.sub(r"\]\(\.\./(CONTRIBUTING|CHANGELOG)\.md\)", lambda m: f"]({m[1].lower()}.md)", text)
 
 
+def run_programs(app, docname, source):
+    """The code of these pages runs in the build; a block that sets the environment runs in a process of its own."""
+    if docname not in PROGRAMS:
+        return
+
+    def tested(match):
+        code = match[1]
+        if not code.startswith("import os\n"):
+            return f"```{{testcode}}\n{code}```"
+        apart = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}], check=True)\n"
+        return f"{match[0]}\n\n```{{testcode}}\n:hide:\n\n{apart}```"
+
+    source[0] = re.sub(r"^```python\n(.*?)```", tested, source[0], flags=re.DOTALL | re.MULTILINE)
+
+
 def check_public_names(app, env):
     """Every public name has a docstring and an entry in the reference."""
     documented = env.get_domain("py").objects
@@ -82,4 +99,5 @@ def check_public_names(app, env):
 
 def setup(app):
     app.connect("source-read", link_to_pages)
+    app.connect("source-read", run_programs)
     app.connect("env-check-consistency", check_public_names)

@@ -91,6 +91,10 @@ def test_log_likelihood_of_some_rows():
         to_arviz(mcmc, log_likelihood=25)
 
 
+def test_the_jacobian_of_a_constrained_site_is_no_likelihood():
+    assert set(to_arviz(run(model=models.precision), log_likelihood=True).log_likelihood.data_vars) == {"obs"}
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_leave_one_out_works_on_it():
     idata = to_arviz(run(), log_likelihood=True)

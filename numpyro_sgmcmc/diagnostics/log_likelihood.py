@@ -25,12 +25,13 @@ def log_likelihood_of(
     draws = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in latent_draws(mcmc).items()}
     chains = mcmc.num_chains
     about: dict[str, Any] = {}
+    jacobians = {f"_{name}_log_det" for name in draws}  # factors of NumPyro's transforms, no data
 
     def one(potential, values, rows):
         trace = potential._trace(potential.unconstrain(values), rows, None)
         found = {}
         for name, site in trace.items():
-            if site["type"] == "sample" and site["is_observed"]:
+            if site["type"] == "sample" and site["is_observed"] and name not in jacobians:
                 value = site["fn"].log_prob(site["value"])
                 frames = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
                 about[name] = [frames.get(k - value.ndim, f"{name}_dim_{k}") for k in range(value.ndim)]
