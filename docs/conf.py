@@ -33,6 +33,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "sphinx_rtd_theme"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 myst_heading_anchors = 3
 suppress_warnings = ["config.cache"]  # the gallery's configuration holds a function
 autodoc_member_order = "bysource"
@@ -57,6 +59,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "gallery",
     "filename_pattern": "/plot_",
     "ignore_pattern": r"(^|/)(?!plot_)\w+\.py$",
+    "within_subsection_order": "FileNameSortKey",
     "reset_argv": arguments,
     "reset_modules": ("matplotlib", reset_jax),
     "show_memory": False,

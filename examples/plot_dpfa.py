@@ -143,8 +143,8 @@ def main(args):
             "refused": refused,
             "course": curves[integrator, h, D].tolist(),
         }
+        plt.close("all")  # the picture of fewer runs
         save(args, "dpfa", draw(curves, gibbs, args), metrics)
-        plt.close("all")
     for what, found in metrics["perplexity"].items():
         print(f"{what:28} {found['last draw']:9.1f} {found['averaged']:9.1f}")
     print(f"{'collapsed Gibbs':28} {'':9} {gibbs:9.1f}")

@@ -127,7 +127,7 @@ assert error.max() < 0.4 and abs(np.median(ratio) - 1) < 0.06
 #
 # * **With fewer than about ten thousand rows, use NUTS.** It is fast enough and has no bias.
 # * **For posteriors with a hard geometry, use NUTS at every size.** No linear change of coordinates makes a horseshoe,
-#   or a centred hierarchy with few rows per group, close to normal. The page of results has the errors of 55 models
-#   beside NUTS, these among them.
+#   or a centred hierarchy with few rows per group, close to normal. :doc:`plot_no_numbers` compares 55 models with
+#   NUTS.
 # * **Otherwise the advantage of minibatches grows with the data.** The time of a gradient of NUTS is proportional to
 #   the number of rows.

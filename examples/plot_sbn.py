@@ -213,8 +213,8 @@ def main(args):
             gained = np.asarray(runs[cell][0][0][-1] - fine[0], float)
             metrics["bias of annealing"] = {"temperatures": 4 * args.temperatures, "lower by": mean_and_error(gained)}
         metrics["nats"] = summary(runs)
+        plt.close("all")  # the picture of fewer runs
         save(args, "sbn", draw(runs, args), metrics)
-        plt.close("all")
     for what, found in metrics["nats"].items():
         print(f"{what:45}", *(f"{x:8.2f}" for x in found["last draw"] + found["average of draws"]))
 
