@@ -24,7 +24,8 @@ TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15), "quantile": (0.15, 0.4)}  #
 
 def compare(idata: Any, reference: Any) -> Summary:
     """
-    Errors of mean, sd and quantiles in units of the reference's sd, with the Monte Carlo errors of both sides.
+    Differences of means, standard deviations and quantiles from a reference, in units of its standard deviation, with
+    the Monte Carlo errors of both sides.
 
     :param idata: an :class:`~numpyro.infer.MCMC` that has run, ArviZ's ``InferenceData`` or ``DataTree`` with a group
         ``posterior``, or a dict from sites to arrays of shape ``(chains, draws, ...)``.

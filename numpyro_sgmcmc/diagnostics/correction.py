@@ -69,9 +69,9 @@ def corrected(
     mcmc: MCMC, *model_args: Any, covariance: str = "posterior", max_draws: int = 4000, **model_kwargs: Any
 ) -> Corrected:
     r"""
-    The draws of a run with the inflation that step size and minibatches predict taken back, or with the sandwich
-    covariance. For inflations up to a factor of two or so, and posteriors that are nearly normal
-    (:func:`~numpyro_sgmcmc.score_linearity`); a smaller step is the better cure.
+    The draws of a run, corrected for the predicted inflation by step size and minibatches, or with the sandwich
+    covariance. Use it for inflations up to a factor of about two and for nearly normal posteriors
+    (:func:`~numpyro_sgmcmc.score_linearity`). A smaller step size is the better remedy.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it stays as it is.
     :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.

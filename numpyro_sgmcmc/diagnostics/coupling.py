@@ -90,8 +90,8 @@ def couple(
     r"""
     A bound on the Wasserstein distance between the draws and those with exact gradients: on the bias by minibatches.
 
-    The chains go on from the last state, each beside a partner that is driven by the same noise. Chains that share
-    their noise come close where the posterior is log-concave; where they do not the bound is large, and still a bound.
+    Each chain continues from its last state together with a partner that has the same noise. Such chains approach each
+    other where the posterior is log-concave. Where they do not, the bound is large but still valid.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it stays as it is.
     :param rng_key: random key.

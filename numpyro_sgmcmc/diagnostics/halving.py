@@ -42,10 +42,11 @@ def step_halving(
     **model_kwargs: Any,
 ) -> Summary:
     r"""
-    The bias by the step size, or by minibatches, from chains that go on at h and at h / 2 with twice the steps a draw.
+    The bias from the step size or the minibatches, by continuing the chains at h and at h / 2 with twice the steps per
+    draw.
 
-    It sees what a smaller step would change, and nothing else: not a start that never arrived, nor a mode that no chain
-    has visited. Its standard errors are those of two runs; where they are large the verdict is ``"doubtful"``.
+    It detects only what a smaller step changes. It does not detect a warm-up that was too short or a mode that no chain
+    has visited. Its standard errors are those of two runs; if they are large, the verdict is ``"doubtful"``.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it stays as it is.
     :param rng_key: random key.

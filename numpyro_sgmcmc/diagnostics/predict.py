@@ -48,14 +48,13 @@ def predict(
     **kwargs: Any,
 ) -> Predictions:
     """
-    Averages over the draws of a run of what the model predicts for some data: means, densities, and any function of the
-    draws.
+    Predictions for some data, averaged over the draws of a run: means, densities, and any function of the draws.
 
     Draws of decreasing steps are weighted by :func:`~numpyro_sgmcmc.weights`, and those of the exploration of a cycle
     are left out. Sites that the draws do not have, and that others depend on, are drawn anew for each draw.
 
-    To predict during sampling, without keeping draws, take turns: run some draws, ``predict(..., so_far=found)``, run
-    the next from ``mcmc.last_state``.
+    To predict during sampling without keeping the draws, alternate: run some draws, call ``predict(...,
+    so_far=found)``, and continue the run from ``mcmc.last_state``.
 
     :param draws: an :class:`~numpyro.infer.MCMC` that has run, of whatever kernel; or ``(model, draws)`` with
         constrained draws by site, shape ``(draws, ...)``, as ``mcmc.get_samples()`` has them.

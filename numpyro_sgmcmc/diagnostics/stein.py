@@ -42,8 +42,9 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
     r"""
     The kernel Stein discrepancy between the draws and the posterior, with the inverse multiquadric kernel.
 
-    It needs no other sampler, and converges to 0 only if the draws do to the posterior. It is blind to the weights of
-    modes that are far apart. The cost is ``max_draws**2 * d``, in chunks, and one or two minibatches a draw.
+    It needs no other sampler, and converges to 0 only if the draws converge to the posterior. It cannot detect wrong
+    weights of modes that are far apart. The cost is ``max_draws**2 * d``, in chunks, and one or two minibatches per
+    draw.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
     :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.

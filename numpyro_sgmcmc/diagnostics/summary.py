@@ -37,18 +37,18 @@ def summary(
     mcmc: MCMC, *model_args: Any, max_draws: int = 4000, seconds: float | None = None, **model_kwargs: Any
 ) -> Summary:
     r"""
-    A table of what a run says about itself, each line ``ok``, ``doubtful`` or ``wrong`` against a stated bound.
+    A table of checks of a run, each with a bound and a verdict: ``ok``, ``doubtful`` or ``wrong``.
 
-    With the data it estimates :math:`E[\partial_j U] = 0` and :math:`E[(z - m)_j \partial_j U] = 1` from one fresh
-    minibatch a draw, all rows where the plates have at most 2000, and predicts the inflation of the variance by
-    minibatch noise and by the step size. This takes one pass over the data, and two minibatches a draw.
+    If you pass the data, it checks :math:`E[\partial_j U] = 0` and :math:`E[(z - m)_j \partial_j U] = 1` with one fresh
+    minibatch per draw (or all rows, for plates of at most 2000), and predicts the inflation of the variance by
+    minibatch noise and by the step size. This takes one pass over the data and two minibatches per draw.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model, as they were given to ``mcmc.run``; none: only what the run has kept is
-        looked at.
+    :param model_args: arguments of the model, as they were given to ``mcmc.run``. Without them only what the run has
+        kept is checked.
     :param int max_draws: draws at which gradients are evaluated, over all chains, evenly thinned; fewer, but 400, where
         these would be more than 2**25 numbers.
-    :param seconds: that the run took, for the gradient evaluations a second; NumPyro keeps no times.
+    :param seconds: how long the run took, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
         ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table.

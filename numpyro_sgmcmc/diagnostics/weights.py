@@ -27,8 +27,8 @@ QUANTILES = {"5%": 0.05, "50%": 0.5, "95%": 0.95}
 
 def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
     """
-    Normalised step-size weights of the kept draws. The weight of a draw is the step size of its last inner step, and 0
-    for a draw from the exploration of a :class:`~numpyro_sgmcmc.Cyclical`.
+    Normalised weights of the draws. The weight of a draw is proportional to the step size of its last step, and 0 for a
+    draw from the exploration phase of a :class:`~numpyro_sgmcmc.Cyclical`.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run one of our kernels.
     :param bool group_by_chain: shape ``(chains, draws)`` in place of ``(chains * draws,)``, the order of

@@ -62,9 +62,10 @@ class ControlVariate(Anchored):
     anew at each step, unless they are to be stored: then a step costs what :class:`~numpyro_sgmcmc.SAGA` costs, with
     tables of the same form and size; ``stored="linear"`` makes generalised linear models as cheap as plain minibatches.
 
-    Far from the centre the variance is larger than that of plain minibatches; for posteriors of several modes, and
-    networks, it is no help. For a randomised model (``numpyro.prng_key()``) the gradient at the centre is itself an
-    estimate, with one key for each few thousand rows, and what it is off by stays for the life of the chain.
+    Far from the centre the variance is larger than that of plain minibatches, so control variates do not help with
+    networks or posteriors with several modes. For a randomised model (``numpyro.prng_key()``) the gradient at the
+    centre is itself an estimate, with one key for every few thousand rows, and its error stays for the life of the
+    chain.
 
     :param dict center: unconstrained values of all latent sites; None: the warm-up finds it, which needs a kernel
         whose ``step_size`` is left out as well.

@@ -70,22 +70,22 @@ class SAGA(GradientEstimator):
       models above all; the estimates are those of ``per="row"``. The predictor is found in the trace of the model, or
       named by ``predictor``, which does not depend on how JAX writes a trace.
 
-    The sum over the table is kept by adding what each step changes. As numbers are rounded, it is taken anew from the
-    table after 1, 2, 4 and 8 epochs and every 16.
+    The sum over the table is updated by the change that each step makes. To limit rounding errors it is recomputed from
+    the table after 1, 2, 4 and 8 epochs, and then every 16 epochs.
 
-    Where the table was written far from where the chain now is, it is no help: started far from the mode, SAGA is
-    noisier than plain minibatches for some epochs. With reshuffled rows it is worse: each step is unbiased over the
-    order of the rows, but given the rows seen so far those still to come are the ones whose gradients are old, and a
-    far start swings back out once before it settles. Start at :func:`~numpyro_sgmcmc.find_mode`, or use
+    The table does not help if it was written far from the current position. Started far from the mode, SAGA is noisier
+    than plain minibatches for some epochs. With reshuffled rows it is worse: each step is unbiased over the order of
+    the rows, but given the rows seen so far, those still to come are the ones with old gradients, so the chain
+    overshoots once before it settles. Start at :func:`~numpyro_sgmcmc.find_mode`, or use
     :class:`~numpyro_sgmcmc.WithoutReplacement`.
 
-    ``per="batch"`` is noisier than ``per="row"``, up to as many times as a batch has rows, since the gradients of a
-    batch are old together.
+    ``per="batch"`` is noisier than ``per="row"``, by a factor of up to the batch size, because the gradients of a batch
+    all have the same age.
 
-    :param per: what a unit is.
-    :param init: ``"full"``: a pass over the data fills the table at the start; ``"online"``: no pass, units not yet
-        seen stand at the mean of those seen; ``"zeros"``: no pass, and at first no gain. All are unbiased from the
-        start (reweighting the units seen so far by N / seen would not be).
+    :param per: the unit whose gradient is stored: ``"row"``, ``"batch"`` or ``"linear"``.
+    :param init: ``"full"``: a pass over the data fills the table at the start. ``"online"``: no pass; units not yet
+        seen have the mean gradient of those seen. ``"zeros"``: no pass, and at first no reduction of the noise. All are
+        unbiased from the start (reweighting the units seen so far by N / seen would not be).
     :param predictor: for ``per="linear"``. The name of a deterministic site in the plate,
         ``eta = numpyro.deterministic("eta", X[rows] @ w)``, with whose value the model goes on. Or a function
         ``predictor(latents, rows)`` of the constrained values by site and the row numbers, by which it indexes JAX
@@ -93,7 +93,7 @@ class SAGA(GradientEstimator):
         predictor is affine in the unconstrained latents, and that the rows depend on them through it alone.
     :param chunk_size: rows that a pass over the data sees at once. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that the table, for all chains, may take. With a progress bar
-        NumPyro keeps a second copy, and makes one at each transition.
+        NumPyro keeps a second copy and renews it with every draw.
     :raises ValueError: a table that is too large; no minibatched plate, or several; a randomised model; a model without
         a linear predictor.
 

@@ -26,11 +26,11 @@ class AdaptiveSGHMC(SGMCMC):
     :param model: NumPyro model.
     :param step_size: h > 0, or a function of the step index.
     :param float friction: D >= 0, a rate (1 / time).
-    :param float memory: :math:`\beta` in [0, 1); V looks back over some :math:`1 / (1 - \beta)` steps.
+    :param float memory: :math:`\beta` in [0, 1); V averages over about :math:`1 / (1 - \beta)` steps.
     :param float damping: :math:`\lambda` > 0, in the units of a gradient of U.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition; None: 1.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model.
+    :param int steps_per_sample: integrator steps per draw; None: 1.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``.
     :param gradient: gradient estimator; None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN.

@@ -16,22 +16,22 @@ class PSGLD(SGMCMC):
     :math:`z' = z - h M^{-1} g + \sqrt{2 h M^{-1}}\, n` with :math:`M^{-1} = 1 / (\lambda + \sqrt{V})`, V the running
     mean of :math:`g^2` by coordinate.
 
-    V is estimated in the first half of the warm-up and then frozen. The second half and the draws are those of
-    :class:`~numpyro_sgmcmc.SGLD` with a constant ``inverse_mass_matrix``: of order 1, for the posterior. (Moving for
-    ever, as printed in the paper without :math:`\Gamma`, it would leave another law. For a metric that moves with its
-    :math:`\Gamma` see :class:`~numpyro_sgmcmc.SGRLD`.)
+    V is estimated in the first half of the warm-up and then stays fixed. From there on the kernel is
+    :class:`~numpyro_sgmcmc.SGLD` with a constant ``inverse_mass_matrix``, so it samples the posterior with order 1.
+    (The paper updates V for ever and omits :math:`\Gamma`, which changes the stationary distribution. For a metric that
+    moves, with its :math:`\Gamma`, see :class:`~numpyro_sgmcmc.SGRLD`.)
 
-    h has the unit of a gradient of U times that of :math:`z^2`: with minibatch noise of standard deviation s, much
-    larger than the gradient itself, the drift is :math:`-h g / s`, and the noise widens the variance of z by a relative
+    h has the unit of a gradient of U times that of :math:`z^2`. Where minibatch noise of standard deviation s is much
+    larger than the gradient, the drift is :math:`-h g / s`, and the noise increases the variance of z by a relative
     :math:`h s / 2`.
 
     :param model: NumPyro model.
     :param step_size: h > 0, or a function of the step index.
-    :param float memory: :math:`\beta` in [0, 1); V looks back over some :math:`1 / (1 - \beta)` steps.
+    :param float memory: :math:`\beta` in [0, 1); V averages over about :math:`1 / (1 - \beta)` steps.
     :param float damping: :math:`\lambda` > 0, in the units of a gradient of U.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition; None: 1.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model.
+    :param int steps_per_sample: integrator steps per draw; None: 1.
     :param str integrator: ``"euler"``.
     :param gradient: gradient estimator; None: ``Minibatch()``.
     :param rows: row scheme.

@@ -54,12 +54,12 @@ class SCIR(SGMCMC):
         \sum_i e_i / b`.
     :param counts: n by site, a number or an array of the batch shape of the site, where the likelihood divides by the
         sum, see above.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model.
+    :param int steps_per_sample: integrator steps per draw. None: 1.
     :param rows: row scheme. None: ``Reshuffled()``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
-    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
+    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, a site that is neither positive nor on the simplex, counts that are
         not positive, a likelihood that is not homogeneous. Later a step with counts that are not positive is refused,
         and the draw is ``diverging``.

@@ -13,7 +13,7 @@ from numpyro_sgmcmc.tuning.tuner import Tuning
 
 def settings(mcmc: MCMC) -> dict[str, Any]:
     r"""
-    The numbers that the warm-up of a run has found, and how its check came out.
+    The settings that the warm-up of a run chose, and the result of its check.
 
     - **step_size** - h in the coordinates x, :math:`z = c + L x`.
     - **friction** or **diffusion** - of the kernel, in x; absent for SGLD.
@@ -22,15 +22,15 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     - **gradient_noise** - :math:`s^2`, the largest variance of the gradient's noise over the coordinates of x.
     - **predicted_inflation** - the relative variance that this noise adds to x to first order, the largest.
     - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.model.coordinates.Coordinates`.
-    - **passes** - over the data, by the search and the measurements of the warm-up, not by its steps.
+    - **passes** - over the data, made by the search and the measurements of the warm-up, without its steps.
     - **verdict** - of the check in the second half of the warm-up: ``"right"``, ``"doubtful"``, or ``"unchecked"`` if
       the warm-up was too short for one.
     - **scores** - of that check: the z-scores of :math:`E[\partial_j U] = 0` and of
       :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 where there was none.
     - **curvature** - the largest of U in x, 1 where L is a whole matrix.
 
-    A later run of the same model starts with these coordinates, without a search, by ``settings=``: its noise, step and
-    steps are measured anew, so the kernel, the batch size and the data may be others.
+    Pass them to ``settings=`` of a kernel, and a later run of the same model starts with these coordinates, without a
+    search. It measures noise and step size anew, so the kernel, the batch size and the data may differ.
 
     :param mcmc: after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
     :return: with several chains that have each found numbers of their own (``chain_method="sequential"`` or

@@ -14,24 +14,24 @@ class SGBarker(SGMCMC):
     Stochastic gradient Barker dynamics: each coordinate jumps by :math:`w \approx \sqrt{2 h M^{-1}}`, upwards with
     probability :math:`1 / (1 + e^{g w})`, else downwards.
 
-    A jump is never larger than w, so the chain stays stable where gradients are now and then enormous, as in networks
-    and with heavy tails, and :class:`~numpyro_sgmcmc.SGLD` is thrown away. Elsewhere it is much like SGLD, of order 1,
+    A jump is never larger than w, so the chain stays stable where gradients are occasionally enormous, as in networks
+    and with heavy tails, while :class:`~numpyro_sgmcmc.SGLD` diverges. Elsewhere it behaves like SGLD. Its order is 1,
     with a variance of :math:`(1 + h \lambda / 2) / \lambda` on a Gaussian of curvature :math:`\lambda` to first order.
 
-    The noise of the gradient is corrected for: its variance :math:`\tau^2` is measured once, by 300 minibatches where
-    the chain starts, and the probability made steeper. For normal noise the step is then in law the one without
-    noise, exactly, as long as :math:`\tau \sqrt{2 h M^{-1}}` is below some 0.9. So start where the posterior is
-    (``init_params=find_mode(...)``), and keep h below :math:`0.4 / (M^{-1} \tau^2)`.
+    The kernel corrects for the noise of the gradient. It measures the variance :math:`\tau^2` once, with 300
+    minibatches at the start of the chain, and makes the probability steeper. With normal noise a step then has exactly
+    the distribution of a step without noise, as long as :math:`\tau \sqrt{2 h M^{-1}}` is below about 0.9. So start
+    near the mode (``init_params=find_mode(...)``), and keep h below :math:`0.4 / (M^{-1} \tau^2)`.
 
     :param model: NumPyro model.
     :param step_size: h > 0, or a function of the step index. The paper's :math:`\sigma` is about
         :math:`\sqrt{2 h M^{-1}}`.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition; None: 1.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model.
+    :param int steps_per_sample: integrator steps per draw; None: 1.
     :param gradient: gradient estimator; None: ``Minibatch()``.
-    :param rows: row scheme. None: ``WithoutReplacement()``; batches must be independent, for more would be taken out of
-        reshuffled ones than they add.
+    :param rows: row scheme. None: ``WithoutReplacement()``. Batches must be independent: reshuffled ones add less noise
+        than the correction removes.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :raises ValueError: no step size; rows that depend on each other.

@@ -14,34 +14,36 @@ class SGHMC(SGMCMC):
     r"""
     Stochastic gradient Hamiltonian Monte Carlo: underdamped Langevin dynamics with minibatch gradients.
 
-    The default word ``"ABOBA"`` is exact in z on Gaussians with the full gradient; ``"ssi"`` (``AFBNFA``) and
-    ``"euler"`` (``EA``) are the schemes of Chen, Ding & Carin (2015), of order 2 and 1. Any of these costs one gradient
-    a step. Minibatch noise of variance :math:`s^2` adds a relative :math:`h s^2 / (2 D)` to the variance of z when
-    batches are independent. ``"NOGIN"`` (``ABGBA``) of Matthews & Weare (2018) injects that much less noise: on
-    Gaussians it is exact in z with noisy gradients too, if their noise is normal and independent between coordinates.
-    It measures :math:`s^2` once, by 300 minibatches where the chain starts, so start it where the posterior is
-    (``init_params=find_mode(...)``). SAGA and SVRG have no noise there yet: nothing is taken out for them.
+    The default word ``"ABOBA"`` is exact in z on Gaussians with the full gradient. ``"ssi"`` (``AFBNFA``) and
+    ``"euler"`` (``EA``) are the schemes of Chen, Ding & Carin (2015), of order 2 and 1. Each of these costs one
+    gradient per step. Independent minibatches whose gradient has variance :math:`s^2` add a relative :math:`h s^2 / (2
+    D)` to the variance of z. ``"NOGIN"`` (``ABGBA``) of Matthews & Weare (2018) injects less noise, by that amount. On
+    Gaussians it is exact in z even with noisy gradients, if their noise is normal and independent between coordinates.
+    It measures :math:`s^2` once, with 300 minibatches at the start of the chain, so start it near the mode
+    (``init_params=find_mode(...)``). SAGA and SVRG have no noise at the start, so nothing is subtracted for them.
 
     :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
-        :mod:`~numpyro_sgmcmc.tuning.tuner`.
-    :param float friction: D >= 0, a rate (1 / time); 1 is right where the step size is found.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model. Where the step size is found and none is declared, None stands for a size of our own.
-    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1, or found with the step size.
+    :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
+        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`.
+    :param float friction: D >= 0, a rate (1 / time). The default of 1 suits a step size that the warm-up chooses. If
+        you set the step size, set the friction too.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
+    :param int steps_per_sample: integrator steps per draw. None: 1, or chosen together with the step size.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``, and ``R`` with a
         ``skew``. None: ``"ABOBA"``, or ``"NOGIN"`` where the step size is found.
-    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
-        step size.
-    :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN, which must have independent
-        batches: with reshuffled ones it would take out more than they add.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
+        size.
+    :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN. NOGIN needs independent
+        batches: reshuffled ones add less noise than it subtracts.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
-    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``, which turns the momentum, ``R``: the
-        law is the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
+    :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``, which rotates the momentum
+        (``R``). The stationary distribution stays the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
-    :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
-    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, for the coordinates that the warm-up finds.
+    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
+        coordinates.
+    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 

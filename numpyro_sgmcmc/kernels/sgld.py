@@ -15,26 +15,27 @@ class SGLD(SGMCMC):
     r"""
     Stochastic gradient Langevin dynamics: :math:`z' = z - h M^{-1} g + \sqrt{2 h M^{-1}}\, n`.
 
-    Of order 1: on a Gaussian of curvature :math:`\lambda` its variance is :math:`1 / (\lambda (1 - h\lambda/2))`, plus
-    a relative :math:`h s^2 / 2` per coordinate from minibatch noise of variance :math:`s^2`.
+    The order is 1. On a Gaussian with curvature :math:`\lambda` the variance of the draws is :math:`1 / (\lambda (1 -
+    h\lambda/2))`. Minibatch noise of variance :math:`s^2` adds a relative :math:`h s^2 / 2` in each coordinate.
 
     :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
-        :mod:`~numpyro_sgmcmc.tuning.tuner`. (Welling & Teh write h/2 where we write h.)
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model. Where the step size is found and none is declared, None stands for a size of our own.
-    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1, or found with the step size.
+    :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
+        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. (Welling & Teh write h/2 where we write h.)
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
+    :param int steps_per_sample: integrator steps per draw. None: 1, or chosen together with the step size.
     :param str integrator: ``"euler"``.
-    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
-        step size.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
+        size.
     :param rows: row scheme.
     :param inverse_mass_matrix: preconditioner of drift and noise: None, a scalar or a dict of diagonals like ``z``.
     :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: the drift is then
         :math:`-(M^{-1} + Q) g`, irreversible and of the same law, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
-    :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
-    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, for the coordinates that the warm-up finds.
+    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
+        coordinates.
+    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 

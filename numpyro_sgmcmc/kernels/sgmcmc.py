@@ -71,8 +71,8 @@ class SGMCMC(MCMCKernel):
     :param dynamics: the SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.
     :param integrator: a word or the name of one (:class:`~numpyro_sgmcmc.Splitting`), or an object that offers what
         :class:`~numpyro_sgmcmc.types.Integrator` asks for.
-    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
-        step size.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
+        size.
     :param rows: row scheme; None: independent batches for a word that counts on them, else reshuffled ones.
     :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
         :mod:`~numpyro_sgmcmc.tuning.tuner`; ``Polynomial(None, b, gamma)`` decreases from there.

@@ -19,28 +19,29 @@ class SGNHT(SGMCMC):
     ``"euler"`` (``AED``) are the schemes of Li et al. (2016), of order 2 and 1. Any of these costs one gradient a step.
 
     :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
-        :mod:`~numpyro_sgmcmc.tuning.tuner`.
+    :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
+        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`.
     :param float diffusion: D >= 0, intensity of the injected noise; the thermostats start at D.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model. Where the step size is found and none is declared, None stands for a size of our own.
-    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1, or found with the step size.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
+    :param int steps_per_sample: integrator steps per draw. None: 1, or chosen together with the step size.
     :param str integrator: ``"euler"``, ``"ssi"`` or a word over ``A B F N O D E``, and ``R`` with a ``skew``.
         None: ``"ADBOBDA"``.
-    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate whose centre is found with the
-        step size.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
+        size.
     :param rows: row scheme. Independent batches by default: a thermostat balances white noise. Reshuffled rows hide
         the slow part of their noise from z but not from the momentum, and z comes out too narrow (0.47 to 0.97 of the
         variance in docs/measurements.md).
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
-    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``, which turns the momentum, ``R``: the
-        law is the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
+    :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``, which rotates the momentum
+        (``R``). The stationary distribution stays the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): a short descent of
         a mean-field normal law, and thermostats at D + h s^2 / 2 with the variance s^2 of the gradient there, see
         :mod:`~numpyro_sgmcmc.tuning.start`. With a start given, the thermostats begin at D as in the papers.
-    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, of the coordinates that the warm-up finds.
-    :param settings: of another run, by :func:`~numpyro_sgmcmc.settings`: the warm-up starts with its coordinates.
-    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, for the coordinates that the warm-up finds.
+    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
+        coordinates.
+    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 

@@ -31,13 +31,13 @@ class SGRLD(SGMCMC):
     :param gradient_noise: variance of the gradient's noise, which is injected the less, see
         :class:`~numpyro_sgmcmc.Recipe`.
     :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition. None: 1.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model.
+    :param int steps_per_sample: integrator steps per draw. None: 1.
     :param gradient: gradient estimator. None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :param local: how latent sites of the rows are drawn, see :class:`~numpyro_sgmcmc.SGMCMC`.
+    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, D that is not symmetric and positive semi-definite.
 
     **References:**

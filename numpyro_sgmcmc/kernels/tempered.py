@@ -91,10 +91,10 @@ class Tempered(MCMCKernel):
     :class:`~numpyro.infer.MCMC` holds R replicas, in the laws :math:`\exp(-U / T_k)`, that exchange their temperatures.
     The draws are those of the replica at :math:`T = 1`.
 
-    For posteriors of several modes. A replica crosses at a high temperature what it could not at 1. After each
-    transition the pairs (1, 2), (3, 4), ... or (2, 3), ... try to exchange, with a probability that is corrected for
-    the noise of their energies, see :mod:`~numpyro_sgmcmc.kernels.tempered`. A transition costs R of the kernel's,
-    and the energies of one minibatch for each replica.
+    Use it for posteriors with several modes. At a high temperature a replica crosses barriers that it could not cross
+    at 1. After each transition the pairs (1, 2), (3, 4), ... or (2, 3), ... propose an exchange, with an acceptance
+    probability that is corrected for the noise of their energies, see :mod:`~numpyro_sgmcmc.kernels.tempered`. A
+    transition costs R transitions of the kernel, and the energies of one minibatch for each replica.
 
     With normal noise of known variance the correction is exact, and costs exchanges: between equal
     energies their rate is :math:`2\Phi(-\delta\sigma/2)`, .13 at :math:`\delta\sigma = 3`.

@@ -16,10 +16,10 @@ class OnDisk(RowArray):
     An array that stays on disk. A model indexes it by the rows of its plate, ``X[rows]``, as an array in memory, and
     only these rows are read. The draws are those of the same array in memory.
 
-    A model may ask for ``X[rows]``, ``X[rows, 1:]``, ``numpyro.subsample(X, event_dim=1)``, ``X.shape``, ``X.dtype``,
-    ``X.ndim``, ``X.size`` and ``len(X)``. Kernels read the rows of several steps at once, and those of the next steps
-    in a thread while the device computes. Rows that lie together, ``rows=Reshuffled(contiguous=True)``, are read as a
-    piece, others one by one. A :class:`numpy.memmap` among a model's arguments is taken as ``OnDisk(memmap)``.
+    A model may use ``X[rows]``, ``X[rows, 1:]``, ``numpyro.subsample(X, event_dim=1)``, ``X.shape``, ``X.dtype``,
+    ``X.ndim``, ``X.size`` and ``len(X)``. Kernels read the rows of several steps at once, and a thread reads those of
+    the next steps while the device computes. Contiguous rows, ``rows=Reshuffled(contiguous=True)``, are read as a
+    block, others one by one. A :class:`numpy.memmap` among the arguments of a model is treated as ``OnDisk(memmap)``.
 
     :param source: the name of a ``.npy`` file, or anything with ``shape``, ``dtype`` and slices of rows: a
         ``numpy.memmap``, a Zarr array, an HDF5 data set of h5py.

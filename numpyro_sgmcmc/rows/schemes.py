@@ -21,7 +21,7 @@ from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, RowsState
 @dataclass(frozen=True)
 class Reshuffled:
     """
-    Random reshuffling: each epoch runs through a new random order of the rows, a batch at a time.
+    Random reshuffling: each epoch goes through the rows in a new random order, one batch at a time.
 
     Within an epoch the errors of the minibatch gradients cancel, which removes most of the excess variance that
     independent minibatches cause, as long as an epoch is short compared with the relaxation of the chain (Paulin et

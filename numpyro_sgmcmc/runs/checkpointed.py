@@ -69,17 +69,17 @@ class Progress(NamedTuple):
 
 class Checkpointed:
     """
-    A run that goes on where it was when its process ended, however that ended. The same lines start it and go on with
-    it, and its draws are those of ``mcmc.run`` with the same key.
+    A run that survives the end of its process. The same lines start it and continue it, and its draws are those of
+    ``mcmc.run`` with the same key.
 
     With ``chain_method="parallel"`` NumPyro compiles start and loop as one program, which may round differently, so
     there the draws are those of an undisturbed run of ``Checkpointed``.
 
-    The folder holds ``draws``, a group of Zarr that ``xarray.open_datatree`` opens for ArviZ while the run goes on;
-    ``state-*.npz``; and ``run.json``, which tells the run from others. No file is pickled. One process at a time may
-    run in a folder.
+    The folder contains ``draws``, a Zarr group that ``xarray.open_datatree`` opens for ArviZ even during the run;
+    ``state-*.npz``; and ``run.json``, which identifies the run. No file is pickled. Only one process at a time may use
+    a folder.
 
-    When the run has ended ``mcmc`` is as after ``mcmc.run``: ``get_samples``, ``last_state``, ``summary(mcmc)``, ArviZ.
+    Afterwards ``mcmc`` is as after ``mcmc.run``: ``get_samples``, ``last_state``, ``summary(mcmc)`` and ArviZ work.
 
     :param MCMC mcmc: with a kernel of this package; any chain method, thinning, number of chains. Its progress bar is
         not shown; every checkpoint is logged at level INFO.
@@ -172,7 +172,7 @@ class Checkpointed:
         **kwargs: Any,
     ) -> None:
         """
-        Starts the run, or goes on with it. The arguments are those of :meth:`numpyro.infer.MCMC.run`.
+        Start the run, or continue it. The arguments are those of :meth:`numpyro.infer.MCMC.run`.
 
         :raises ValueError: the folder holds a run of another model, kernel, key, version, or of other data or numbers;
             none of its checkpoints can be read.

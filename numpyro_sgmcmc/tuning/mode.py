@@ -44,12 +44,12 @@ def find_mode(
     **kwargs: Any,
 ) -> Sites:
     r"""
-    A minimum of U in unconstrained space by stochastic gradient descent.
+    A minimum of U in unconstrained space, found by stochastic gradient descent.
 
-    The descent goes in rounds of ``num_steps`` steps, at most eight, until the Newton step :math:`H^{-1}\nabla U` is at
-    most one posterior standard deviation long (root mean square over coordinates). A gradient over all rows and a few
-    products with the Hessian H give its length. A coordinate that has gone far in one round, as happens where the data
-    are not standardised, takes ten times as large steps in the next.
+    The descent takes up to eight rounds of ``num_steps`` steps, until the Newton step :math:`H^{-1}\nabla U` is at most
+    one posterior standard deviation long (root mean square over coordinates). Its length is computed from a gradient
+    over all rows and a few products with the Hessian H. A coordinate that moved far in one round, as happens if the
+    data are not standardised, takes ten times larger steps in the next.
 
     :param model: NumPyro model.
     :param rng_key: random key of the start and the minibatches.

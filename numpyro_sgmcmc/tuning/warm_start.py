@@ -39,15 +39,14 @@ def warm_start(
     **kwargs: Any,
 ) -> Sites:
     r"""
-    Optimised starts for several chains: U minimised from minibatches by all members at once, each from a start, and
-    with minibatches, of its own.
+    Optimised starting points for several chains: each member minimises U from its own start, with its own minibatches.
 
-    The posterior of a network has many modes, so there is no point in looking for *the* mode, as
-    :func:`~numpyro_sgmcmc.find_mode` does. Chains that start where training ends, one in each of several modes, make an
-    ensemble of short chains.
+    The posterior of a network has many modes, so searching for *the* mode, as :func:`~numpyro_sgmcmc.find_mode` does,
+    makes no sense. Instead, each chain starts where one training run ended, and together they are an ensemble of short
+    chains.
 
-    To sample some weights and keep the others as they are trained, write it in the model: give only those a prior, a
-    last layer or low-rank adapters for example, and pass the others as an argument.
+    To sample only some of the weights, such as the last layer or low-rank adapters, give a prior to these in the model
+    and pass the trained values of the others as an argument.
 
     :param model: NumPyro model.
     :param rng_key: random key of the starts and the minibatches.
