@@ -17,9 +17,9 @@ from numpyro_sgmcmc.utils.validation import checked_count
 
 class GradientNoise(NamedTuple):
     """
-    - **variance** - s^2 of each coordinate of the gradient estimate, a dict like ``z``.
-    - **inflation** - relative variance that it adds to z by the kernel's dynamics and the step size of the state, if
-      the noise is white; what reshuffled rows take back of it is not counted.
+    - **variance** - s^2, the variance of the gradient estimate in each coordinate, a dict like ``z``.
+    - **inflation** - the relative variance that it adds to z under the kernel's dynamics, at the step size of the
+      state, if batches are independent. Reshuffled rows add less.
     """
 
     variance: Sites

@@ -84,8 +84,8 @@ class Energy:
     r"""
     A metric that moves faster where the density is small, :math:`G(z)^{-1} = a \sqrt{|U(z) + c|}` times the identity.
 
-    With a minibatched plate U is estimated on rows that stay the same. Choose c so that U + c is positive: where it is
-    0 the metric has a kink and a chain no noise.
+    With a minibatched plate U is estimated from rows that stay the same. Choose c so that U + c is positive: where it
+    is 0, the metric has a kink and the chain no noise.
 
     :param float scale: a > 0.
     :param float offset: c.

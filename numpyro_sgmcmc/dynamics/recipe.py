@@ -62,8 +62,8 @@ class Recipe(Dynamics):
     """
     A dynamics made of D and Q, see :mod:`~numpyro_sgmcmc.dynamics.recipe`.
 
-    D and Q are functions of the phase, whose ``z`` is a dict of unconstrained values by site, whose ``momentum`` is
-    like it, and whose ``auxiliary`` is like the ``auxiliary`` given here. They return a matrix over all variables
+    D and Q are functions of the phase. Its ``z`` is a dict of unconstrained values by site, ``momentum`` has the same
+    form, and ``auxiliary`` has the form of the ``auxiliary`` given here. They return a matrix over all variables
     raveled to n numbers (``jax.flatten_util.ravel_pytree`` of z, then momentum, then auxiliary):
 
     - a scalar: times the identity;
@@ -83,9 +83,9 @@ class Recipe(Dynamics):
     :param exact: how the divergence of D + Q is computed. True: exactly, by n JVPs; False: by one with random signs,
         unbiased; None: exactly up to 16 variables. For scalars, constants, and diagonals whose entries depend on their
         own coordinate only it is always exact.
-    :param gradient_noise: V, the variance of the noise of the gradient, which is injected the less: a scalar, a dict of
-        diagonals like ``z``, a function of the phase that returns one, or ``"measured"``: by 300 minibatches where the
-        chain starts. None: nothing is taken out.
+    :param gradient_noise: V, the variance of the gradient, which is subtracted from the injected noise: a scalar, a
+        dict of diagonals like ``z``, a function of the phase that returns one, or ``"measured"`` by 300 minibatches at
+        the start of the chain. None: nothing is subtracted.
     :raises ValueError: at the start of a chain, where D is not symmetric or not positive semi-definite, Q not skew, a
         shape does not fit, or more noise is to be taken out than is injected; later such a step is refused and the
         draw is ``diverging``.

@@ -16,8 +16,8 @@ class SVRG(Anchored):
     Stochastic variance reduced gradients: the centre moves to the state of the chain every ``update_every`` steps, with
     a full pass over the data, in chunks.
 
-    Two minibatch gradients a step and, at the default, one full pass an epoch: three gradients of each row an epoch in
-    all. Chains that are run together (``chain_method="vectorized"`` or ``jax.vmap``) make the pass together.
+    A step takes two minibatch gradients, and by default each epoch one full pass: three gradients of each row per epoch
+    in total. Chains that run together (``chain_method="vectorized"`` or ``jax.vmap``) make the pass together.
 
     :param update_every: m, steps between two full passes. None: N/n, one epoch (of the plate with the most batches).
     :param chunk_size: rows that a full pass sees at once. None: as many as take about 64 MB, 4096 at most.

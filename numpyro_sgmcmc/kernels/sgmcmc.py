@@ -65,7 +65,8 @@ from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, 
 
 class SGMCMC(MCMCKernel):
     """
-    A stochastic-gradient MCMC kernel composed of its parts. The named kernels only choose them.
+    A stochastic-gradient MCMC kernel, composed of a dynamics, an integrator, a gradient estimator and a row scheme. The
+    named kernels are special cases.
 
     :param model: NumPyro model.
     :param dynamics: the SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.
@@ -73,17 +74,19 @@ class SGMCMC(MCMCKernel):
         :class:`~numpyro_sgmcmc.types.Integrator` asks for.
     :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
         size.
-    :param rows: row scheme; None: independent batches for a word that counts on them, else reshuffled ones.
-    :param step_size: h > 0, or a function of the step index. None: found in the warm-up, with the coordinates, see
-        :mod:`~numpyro_sgmcmc.tuning.tuner`; ``Polynomial(None, b, gamma)`` decreases from there.
+    :param rows: row scheme. None: independent batches for words that need them, else reshuffled ones.
+    :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
+        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. ``Polynomial(None, b, gamma)`` decreases from the chosen
+        step size.
     :param batch_size: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition, one compiled loop. None: 1, or found with
-        the step size.
+    :param int steps_per_sample: integrator steps per draw, in one compiled loop. None: 1, or chosen together with the
+        step size.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
-    :param dense_mass: which coordinates the warm-up takes for correlated: True, False, or a list of tuples of sites, as
-        for :class:`~numpyro.infer.NUTS`.
-    :param settings: what the warm-up of another run has found, see :func:`~numpyro_sgmcmc.settings`: it starts there.
-    :param local: how latent sites of the rows are drawn for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
+    :param dense_mass: between which coordinates the warm-up allows for correlations: True, False, or a list of tuples
+        of sites, as for :class:`~numpyro.infer.NUTS`.
+    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
+        coordinates.
+    :param local: how to draw latent sites of the rows for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
         :class:`~numpyro_sgmcmc.LocalHMC`, :class:`~numpyro_sgmcmc.LocalLangevin`, or a function, see
         :mod:`~numpyro_sgmcmc.model.local`.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.model.checks`; at construction where possible, else at ``init``.

@@ -13,10 +13,11 @@ from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 class SGNHT(SGMCMC):
     r"""
-    Stochastic gradient Nosé-Hoover thermostat, one thermostat in all.
+    Stochastic gradient Nosé-Hoover thermostat, with one thermostat for all coordinates.
 
-    The default word ``"ADBOBDA"`` is symmetric with the exact Ornstein-Uhlenbeck flow; ``"ssi"`` (``ADFBNFDA``) and
-    ``"euler"`` (``AED``) are the schemes of Li et al. (2016), of order 2 and 1. Any of these costs one gradient a step.
+    The friction adapts until it balances the noise of the gradient. The default word ``"ADBOBDA"`` is symmetric, with
+    the exact Ornstein-Uhlenbeck flow. ``"ssi"`` (``ADFBNFDA``) and ``"euler"`` (``AED``) are the schemes of Li et al.
+    (2016), of order 2 and 1. Each of these costs one gradient per step.
 
     :param model: NumPyro model.
     :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
@@ -29,15 +30,15 @@ class SGNHT(SGMCMC):
         None: ``"ADBOBDA"``.
     :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
         size.
-    :param rows: row scheme. Independent batches by default: a thermostat balances white noise. Reshuffled rows hide
-        the slow part of their noise from z but not from the momentum, and z comes out too narrow (0.47 to 0.97 of the
-        variance in docs/measurements.md).
+    :param rows: row scheme. None: ``WithoutReplacement()``, whose batches are independent, as thermostats require. With
+        reshuffled rows the noise mostly cancels in z, but not in the momentum, and the variance of z becomes too small
+        (0.47 to 0.97 of the true one in docs/measurements.md).
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
     :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``, which rotates the momentum
         (``R``). The stationary distribution stays the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): a short descent of
-        a mean-field normal law, and thermostats at D + h s^2 / 2 with the variance s^2 of the gradient there, see
-        :mod:`~numpyro_sgmcmc.tuning.start`. With a start given, the thermostats begin at D as in the papers.
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): the mean of a mean-field
+        normal approximation, with thermostats at D + h s^2 / 2, where s^2 is the variance of the gradient there, see
+        :mod:`~numpyro_sgmcmc.tuning.start`. If a start is given, the thermostats begin at D as in the papers.
     :param dense_mass: as for :class:`~numpyro.infer.NUTS`, for the coordinates that the warm-up finds.
     :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
         coordinates.

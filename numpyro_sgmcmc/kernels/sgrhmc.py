@@ -31,7 +31,7 @@ class SGRHMC(SGMCMC):
         :class:`~numpyro_sgmcmc.SGRLD`. A chain moves far where it is large.
     :param step_size: h > 0, or a function of the step index.
     :param float friction: gamma >= 0; 1 is that of Ma, Chen & Fox.
-    :param gradient_noise: variance of the gradient's noise, which is injected the less, see
+    :param gradient_noise: variance of the gradient, which is subtracted from the injected noise, see
         :class:`~numpyro_sgmcmc.Recipe`.
     :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
     :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the

@@ -18,8 +18,8 @@ class SGRLD(SGMCMC):
     .. math:: z' = z + h \left( -(D(z) + Q)\, g + \Gamma(z) \right) + \sqrt{2 h D(z)}\, n, \qquad
         \Gamma_i = \sum_j \partial D_{ij} / \partial z_j.
 
-    Of order 1, like SGLD, which it is for a constant D. D is a preconditioner that depends on the position: it is the
-    inverse of the Riemannian metric G, large where the chain is to move far.
+    The order is 1. With a constant D this is SGLD. D is a preconditioner that depends on the position: the inverse of
+    the Riemannian metric G, large where the chain should move far.
 
     :param model: NumPyro model.
     :param metric: z, a dict of unconstrained values by site, -> D(z): a scalar, a diagonal or a matrix over z raveled
@@ -27,8 +27,9 @@ class SGRLD(SGMCMC):
         :class:`~numpyro_sgmcmc.Fisher`, :class:`~numpyro_sgmcmc.Energy`; :class:`~numpyro_sgmcmc.ExpandedMean` or
         :class:`~numpyro_sgmcmc.Natural` for sites on the simplex and on the half-line.
     :param step_size: h > 0, or a function of the step index.
-    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: not reversible, and the same law.
-    :param gradient_noise: variance of the gradient's noise, which is injected the less, see
+    :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``. It makes the chain
+        irreversible and leaves its stationary distribution unchanged.
+    :param gradient_noise: variance of the gradient, which is subtracted from the injected noise, see
         :class:`~numpyro_sgmcmc.Recipe`.
     :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
     :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the

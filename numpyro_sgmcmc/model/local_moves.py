@@ -36,7 +36,8 @@ class LocalGibbs:
     A coordinate costs an evaluation of the rows' density for each value of its support.
 
     :param int sweeps: over all coordinates.
-    :param start: a function as ``local=`` takes it, which gives the values to begin with; None: draws from the prior.
+    :param start: a function with the arguments of ``local=`` that returns the initial values; None: draws from the
+        prior.
 
     **Example**
 
@@ -119,7 +120,8 @@ class LocalHMC:
     :param float step_size: of a leapfrog step; about the width of a row's conditional law or less.
     :param int num_steps: of a trajectory. Near half a period of the conditional law, a trajectory ends where it began.
     :param int moves: trajectories for each minibatch.
-    :param start: a function as ``local=`` takes it, which gives the values to begin with; None: draws from the prior.
+    :param start: a function with the arguments of ``local=`` that returns the initial values; None: draws from the
+        prior.
 
     **Example**
 

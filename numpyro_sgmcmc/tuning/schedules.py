@@ -27,7 +27,7 @@ def _positive(owner: object, **values: float) -> None:
 @dataclass(frozen=True)
 class Constant:
     """
-    The same step size at every step; what a float given as ``step_size`` becomes.
+    The same step size at every step. A float given as ``step_size`` becomes this.
 
     :param float value: h > 0.
     :raises ValueError: it is not positive and finite.
@@ -56,7 +56,7 @@ class Polynomial:
     r"""
     Decreasing steps :math:`h_i = a (b + i)^{-\gamma}` (Welling & Teh 2011; Chen et al. 2015, section 3.3).
 
-    :param float a: scale, > 0. None: the steps begin, after the warm-up, at the one that it has found.
+    :param float a: scale, > 0. None: after the warm-up, the steps decrease from the step size that it found.
     :param float b: offset, > 0.
     :param float gamma: rate, > 0. Draws are to be weighted by their step size.
 
@@ -167,10 +167,10 @@ class Cyclical:
     Cosine cycles :math:`h_i = \frac{a}{2}\left(\cos\frac{\pi\,(i \bmod c)}{c} + 1\right)`, never below
     ``minimum`` (Zhang et al. 2020, equation 1).
 
-    The first ``exploration`` of each cycle goes without the noise of the dynamics, as plain descent: its large steps
-    look for another mode, which the small ones that follow sample (algorithm 1 there). The draws of that part are not
-    from the posterior; leave them out by :meth:`cycle_of`, as :func:`~numpyro_sgmcmc.weights` does. With the same
-    number of draws for each cycle, modes are not visited in proportion to their weight.
+    During the first part of each cycle, ``exploration``, the dynamics has no noise: large steps of plain descent find
+    another mode, and the small steps that follow sample it (algorithm 1 there). The draws of the first part are not
+    from the posterior; use :meth:`cycle_of` to leave them out, as :func:`~numpyro_sgmcmc.weights` does. Each cycle
+    gives the same number of draws, so modes are not visited in proportion to their weight.
 
     :param float a: largest step size, at the start of each cycle.
     :param int cycle: steps in a cycle, c.
