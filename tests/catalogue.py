@@ -36,6 +36,7 @@ from numpyro_sgmcmc import (
     WithoutReplacement,
     WithReplacement,
 )
+from numpyro_sgmcmc.kernels.sg_isokinetic import SGIsokinetic
 
 
 class Cell(NamedTuple):
@@ -91,6 +92,9 @@ CATALOGUE = [
     Cell(
         SGBarker, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": {"weights": [1.0, 2, 3]}}
     ),
+    # a momentum of constant length
+    Cell(SGIsokinetic, models.logistic, (models.X, models.COUNTS), BATCH),
+    Cell(SGIsokinetic, models.logistic, (models.X, models.COUNTS), BATCH | {"inverse_mass_matrix": "noise"}),
     # recipes
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": Recipe(D=models.metric), "integrator": "euler"}),
     Cell(SGMCMC, *GAUSSIAN, BATCH | {"dynamics": models.THERMOSTAT, "integrator": "euler"}),

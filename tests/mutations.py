@@ -22,6 +22,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 LAWS = (
     "test_barker",
+    "test_isokinetic",
     "test_laws",
     "test_minibatch_laws",
     "test_nogin",
@@ -207,6 +208,17 @@ FAULTS = [
     Fault("cycles: explored draws count", "weights", ".reshape(h.shape) < 0", ".reshape(h.shape) < -1",
           "test_cyclical"),
     # jumps
+    Fault("isokinetic: d for d - 1", "isokinetic", "math.sqrt(d) / (d - 1)", "math.sqrt(d) / d",
+          "test_isokinetic:third"),
+    Fault("isokinetic: another length", "isokinetic", "length = math.sqrt(trees.size(phase.z))", "length = 1.0",
+          "test_isokinetic:length"),
+    Fault("isokinetic: halved where refused", "isokinetic", "jax.tree.map(jnp.negative, phase.momentum)",
+          "jax.tree.map(lambda u: -scale * u, phase.momentum)", "test_isokinetic:around"),
+    Fault("isokinetic: noise off the sphere", "isokinetic",
+          "_unit(jax.tree.map(lambda u, n: keep * u + spread * n, phase.momentum, numbers))",
+          "jax.tree.map(lambda u, n: keep * u + spread * n, phase.momentum, numbers)", "test_isokinetic:length"),
+    Fault("isokinetic: mass against the noise", "isokinetic", "mean / (s2 + FLOOR * mean))",
+          "(s2 + FLOOR * mean) / mean)", "test_isokinetic:heats"),
     Fault("Barker: not corrected", "barker", "variance * w * w, 1e-12", "0 * w, 1e-12", "test_barker"),
     Fault("Barker: corrected half", "barker", "variance * w * w, 1e-12", "0.5 * variance * w * w, 1e-12",
           "test_barker"),

@@ -1,0 +1,152 @@
+r"""
+Isokinetic Langevin dynamics, also called microcanonical (Robnik & Seljak 2023; with minibatches Sommer et al. 2026,
+arXiv 2602.06500). The momentum has a direction u, :math:`|u| = 1`, and no length:
+
+.. math::
+
+    dz = \sqrt{d}\, M^{-1/2} u\, dt, \qquad
+    du = -\frac{\sqrt{d}}{d - 1}\, P_u M^{-1/2} \nabla U(z)\, dt + \sqrt{2 D / d}\; P_u \circ dW, \qquad P_u = I - u u^T
+
+leaves :math:`\exp(-U(z))` times the uniform law of directions invariant, for :math:`d \ge 2` coordinates. The mean of
+:math:`(\sqrt{d}\, u_j)^2` is 1, so that h and D mean what they mean in :mod:`~numpyro_sgmcmc.dynamics.underdamped`, of
+which this is the limit for many coordinates. No gradient, however large, moves z by more than
+:math:`h \sqrt{d}\, |M^{-1/2}|` in a step.
+
+===== ========= ==============================================================================
+``A``  drift     z += h sqrt(d) M^-1/2 u
+``B``  turn      u = (u + (sinh a + (cosh a - 1) e.u) e) / (cosh a + e.u sinh a), exact, with
+                 e = -M^-1/2 g / |M^-1/2 g| and a = h |M^-1/2 g| sqrt(d) / (d - 1)
+``O``  noise     u = v / |v|,  v = exp(-D h) u + sqrt((1 - exp(-2 D h)) / d) n
+===== ========= ==============================================================================
+
+O leaves the uniform law as it is, for every h.
+
+White noise of the gradient turns u as well. With variance :math:`s_j^2` it heats coordinate j by
+:math:`x_j = h s_j^2 / (2 M_j)`. As u keeps its length, all coordinates are cooled alike, so that to first order in h
+and for many coordinates the variance of z grows by
+
+.. math:: \frac{x_j - \bar x}{D + \bar x},
+
+as under one thermostat for all coordinates (:class:`~numpyro_sgmcmc.SGNHT`), but without a thermostat that could wind
+up. Where :math:`s_j^2 / M_j` is the same for all, nothing is left of it, which is what a mass :math:`M_j \propto s_j^2`
+is for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.types import Dynamics, Flow, Phase
+from numpyro_sgmcmc.utils import noise, trees
+
+FLOWS = {
+    "A": Flow("drift", moves=True),
+    "B": Flow("turn", needs_gradient=True),
+    "O": Flow("noise", needs_key=True),  # what it adds is not normal
+}
+FLOOR = 1e-2  # of the variances that make a mass, over their mean
+
+
+@dataclass(frozen=True)
+class Isokinetic(Dynamics):
+    r"""
+    The isokinetic Langevin dynamics. The momentum of a phase is u.
+
+    :param float noise: D, the rate at which the direction is forgotten.
+    :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``.
+    :param bool by_noise: whether the mass is proportional to the variance of the gradient's noise, of which the phase
+        must be informed: :math:`M_j = (s_j^2 + .01\, \overline{s^2}) / \overline{s^2}`.
+    """
+
+    noise: float
+    inverse_mass_matrix: Any = 1.0
+    by_noise: bool = False
+
+    @property
+    def flows(self) -> Mapping[str, Flow]:
+        return {letter: flow._replace(needs_variance=self.by_noise) for letter, flow in FLOWS.items()}
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        return {}
+
+    def largest_step(self, curvature: Any) -> Any:
+        return 0.3 / curvature**0.5
+
+    def init(self, z: Any, noise: Any) -> Phase:
+        """
+        u uniform on the sphere.
+
+        :raises ValueError: a single coordinate, whose direction could not turn.
+        """
+        if trees.size(z) < 2:
+            raise ValueError(
+                "the model has a single latent coordinate: an isokinetic sampler needs two or more, between which its "
+                "momentum turns. Use SGHMC."
+            )
+        return Phase(z, _unit(noise), auxiliary=jax.tree.map(jnp.ones_like, z) if self.by_noise else ())
+
+    def informed(self, phase: Phase, variance: Any) -> Phase:
+        """The phase whose mass is that of this noise: ``auxiliary`` is M^-1."""
+        mean = trees.total(variance) / trees.size(variance)
+        white = mean == 0  # no noise, unit mass
+        inverse_mass = jax.tree.map(lambda s2: jnp.where(white, 1.0, mean / (s2 + FLOOR * mean)), variance)
+        return phase._replace(auxiliary=inverse_mass)
+
+    def reckoning(self, phase: Phase, factor: float) -> Phase:
+        del factor  # of all variances alike: the mass is the same
+        return phase
+
+    def reverse(self, phase: Phase, scale: Any) -> Phase:
+        """The phase with u reversed; its length is 1 whatever the ``scale``."""
+        del scale
+        return phase._replace(momentum=jax.tree.map(jnp.negative, phase.momentum))
+
+    def inverse_mass(self, phase: Phase) -> Any:
+        """M^-1, for every leaf."""
+        return phase.auxiliary if self.by_noise else trees.like(self.inverse_mass_matrix, phase.z)
+
+    def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z."""
+        masses = phase.auxiliary if self.by_noise else trees.like(self.inverse_mass_matrix, variance)
+        heat = jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, masses)
+        mean = trees.total(heat) / trees.size(heat)
+        return jax.tree.map(lambda x: (x - mean) / (self.noise + mean), heat)
+
+    def A(self, phase: Phase, h: jax.Array) -> Phase:
+        length = math.sqrt(trees.size(phase.z))
+        move = lambda z, u, im: z + h * length * jnp.sqrt(im) * u  # noqa: E731
+        return phase._replace(z=jax.tree.map(move, phase.z, phase.momentum, self.inverse_mass(phase)))
+
+    def B(self, phase: Phase, h: jax.Array, gradient: Any) -> Phase:
+        d, u = trees.size(phase.z), phase.momentum
+        g = jax.tree.map(lambda g, im: jnp.sqrt(im) * g, gradient, self.inverse_mass(phase))
+        size = _length(g)
+        cosine = -_dot(g, u) / jnp.where(size > 0, size, 1)
+        # the equation times exp(-a), so that nothing overflows where the gradient is large
+        left = jnp.exp(-h * size * math.sqrt(d) / (d - 1))
+        along = 0.5 * (1 - left) * (1 + left + cosine * (1 - left)) / jnp.where(size > 0, size, 1)
+        return phase._replace(momentum=_unit(jax.tree.map(lambda u, g: left * u - along * g, u, g)))
+
+    def O(self, phase: Phase, h: jax.Array, rng_key: jax.Array) -> Phase:  # noqa: E743
+        keep = jnp.exp(-self.noise * h)
+        spread = jnp.sqrt(-jnp.expm1(-2 * self.noise * h) / trees.size(phase.z))
+        numbers = noise.normal_like(rng_key, phase.momentum)
+        return phase._replace(momentum=_unit(jax.tree.map(lambda u, n: keep * u + spread * n, phase.momentum, numbers)))
+
+
+def _dot(a: Any, b: Any) -> jax.Array:
+    return trees.total(jax.tree.map(jnp.multiply, a, b))
+
+
+def _length(tree: Any) -> jax.Array:
+    return jnp.sqrt(_dot(tree, tree))
+
+
+def _unit(tree: Any) -> Any:
+    length = _length(tree)
+    return jax.tree.map(lambda x: x / length, tree)
