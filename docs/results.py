@@ -1,5 +1,5 @@
 """
-Write docs/results.md from the files in out/: ``make figures experiments results``.
+Write docs/results.md and the table of docs/diagnostics.md from the files in out/: ``make figures experiments results``.
 
 Each of our numbers is read from a ``metrics.json`` that a program of the gallery wrote. The papers' numbers are given
 here and in the programs. ``make results ARGS="--only double_well"`` rewrites one section and keeps the others.
@@ -216,6 +216,54 @@ def noise(m):
         yield f"{name}: excess of the variances; their error in a chain", "none", ours
 
 
+SHORT = {
+    "kinetic_temperature": "T",
+    "r_hat": "R-hat",
+    "ess": "ESS",
+    "score": "E dU",
+    "virial": "E z dU",
+    "configurational_temperature": "T conf",
+    "inflation_by_noise": "noise",
+    "inflation_by_step": "step",
+    "stability": "stable",
+}
+
+
+def diagnostics(m):
+    for name, column in m["table"].items():
+        moved = [cell for fault, cell in column.items() if cell.get("moved")]
+        seen = sum(bool(cell["red"]) for cell in moved)
+        yield f"{name}: faults that move a mean by 0.3 sd or an sd by 15 %; seen", "none", f"{len(moved)}; {seen}"
+    for kind in next(iter(m["right runs"].values())):
+        runs = [run for kinds in m["right runs"].values() for run in kinds[kind]]
+        silent = sum(not run["red"] and not run["told"] for run in runs)
+        yield f"right runs, numbers {kind}: no line red, and no warning", "none", f"{silent} of {len(runs)}"
+
+
+def faults(m):
+    """The table of docs/diagnostics.md: the red lines of each fault and model, in bold where it has moved something."""
+
+    def cell(found):
+        if found["verdict"] == "refused":
+            return "refused at the start"
+        red = ", ".join(SHORT.get(line, line) for line in found["red"])
+        return f"**{red}**" if found["moved"] else red or "-"
+
+    names = list(m["table"])
+    lines = [f"| fault | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for fault in m["table"][names[0]]:
+        lines.append(f"| {fault} | {' | '.join(cell(m['table'][name][fault]) for name in names)} |")
+    return "\n".join(lines)
+
+
+def write_faults(folder):
+    path, page = folder / "diagnostics" / "metrics.json", HERE / "diagnostics.md"
+    if path.exists():
+        head, _, rest = page.read_text().partition("| fault |")
+        _, _, tail = rest.partition("\n\n")
+        page.write_text(f"{head}{faults(json.loads(path.read_text()))}\n\n{tail}")
+
+
 PROGRAMS = {
     "step_size_bias": ("Chen et al. (2015), figure 1", step_size_bias),
     "convergence_rates": ("Chen et al. (2015), figures 2 and 3", convergence_rates),
@@ -238,6 +286,7 @@ PROGRAMS = {
     "simplex": ("Patterson & Teh (2013), Baker et al. (2018)", simplex),
     "noise": ("beyond the papers", noise),
     "out_of_core": ("beyond the papers", out_of_core),
+    "diagnostics": ("beyond the papers", diagnostics),
 }
 HIDDEN = ("out", "fast", "data_dir", "data", "as_shown")
 
@@ -267,6 +316,8 @@ def main(args):
     else:
         sections = [introduction(), *written.values()]
     page.write_text("\n".join(sections))
+    if "diagnostics" in written:
+        write_faults(args.out)
 
 
 def heading(section):

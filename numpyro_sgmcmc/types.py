@@ -73,6 +73,13 @@ class RowsState(NamedTuple):
     t: jax.Array  # shape=(), dtype=uint32, batches drawn so far; 0 again after 2**32
 
 
+class BySteps(NamedTuple):
+    """
+    No array: in place of a kinetic temperature, for a dynamics without momentum and of unit mass, whose last step says
+    how warm it is.
+    """
+
+
 class Evaluation(NamedTuple):
     """One gradient evaluation; ``update`` is what the estimator wants to remember of it."""
 
@@ -291,7 +298,7 @@ class Dynamics(Protocol):
         return phase._replace(momentum=jax.tree.map(lambda p: -scale * p, phase.momentum))
 
     def temperature(self, phase: Phase) -> Any:
-        """Kinetic temperature, 1 on average; ``()`` without a momentum."""
+        """Kinetic temperature, 1 on average; ``()``, or :class:`BySteps`, without a momentum."""
         del phase
         return ()
 

@@ -84,6 +84,23 @@ def test_a_step_does_the_work_of_one_written_by_hand():
     assert traffic < 1.1 * traffic_by_hand
 
 
+@pytest.mark.parametrize("kernel_class", [SGLD, SGHMC, MSGNHT])
+def test_what_a_run_tells_of_itself_costs_less_than_a_hundredth_of_a_step(kernel_class):
+    """A transition of one step with what is collected of it, and without temperature, energy and monitor."""
+    kernel = kernel_class(model, step_size=H, batch_size=B)
+
+    def transition(state, X, y, told):
+        new = kernel.sample(state, (X, y), {})
+        kept = [getattr(new, name) for name in kernel.default_fields if told or name != "monitor"]
+        return (new if told else new._replace(temperature=(), potential_estimate=())), kept
+
+    (flops, traffic), (flops_without, traffic_without) = (
+        work(functools.partial(transition, told=told), start(kernel, 10_000), *data(10_000)) for told in (True, False)
+    )
+    assert flops < 1.01 * flops_without
+    assert traffic < 1.01 * traffic_without
+
+
 @pytest.mark.parametrize(
     "kernel_class, word", [(SGHMC, "ssi"), (SGHMC, "BAOAB"), (SGHMC, "NOGIN"), (SGNHT, "ssi"), (MSGNHT, "ADBOBDA")]
 )

@@ -79,6 +79,52 @@ def test_distances_of_normal_draws():
     assert np.hypot(0.3, 0.5) < joint < 3 * np.hypot(0.3, 0.5)
 
 
+SCALES = np.array([0.3, 0.6, 1.0, 2.0, 4.0])  # of the rows of `five`
+VECTORS = (SCALES * np.random.default_rng(5).normal(size=(40, 5))).astype(np.float32)
+
+
+def five(x):
+    """A normal posterior whose widths differ by a factor of 13."""
+    mu = numpyro.sample("mu", dist.Normal(0, 10).expand([5]).to_event(1))
+    with numpyro.plate("N", len(x)) as rows:
+        numpyro.sample("obs", dist.Normal(mu, jnp.asarray(SCALES)).to_event(1), obs=x[rows])
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("gradient", ["full", "control"])
+@pytest.mark.parametrize(
+    "word, h, batch, rows",
+    [
+        ("ABOBA", 0.1, 4, WithoutReplacement()),
+        ("BAOAB", 0.02, 4, WithoutReplacement()),
+        ("ABOBA", 0.2, 4, Reshuffled()),
+    ],
+)
+@pytest.mark.every(6)
+def test_five_coordinates_of_different_widths(word, h, batch, rows, gradient):
+    """Each by its own law, with the mass of its own, and all together: the laws are normal with one set of axes."""
+    curvature = 40 / SCALES**2 + 1 / 100
+    noise = 40**2 * VECTORS.astype(float).var(0) / SCALES**4 * (1 / batch - 1 / 40) * 40 / 39
+    one = SGHMC(
+        five,
+        step_size=h,
+        friction=1.0,
+        inverse_mass_matrix={"mu": jnp.asarray(1 / curvature, jnp.float32)},
+        batch_size=batch,
+        rows=rows,
+        integrator=word,
+        steps_per_sample=round(3 / h),
+    )
+    epoch = 10 if isinstance(rows, Reshuffled) else 1
+    law = linear_law(one.dynamics, one.integrator, h, np.ones(5), noise / curvature, epoch=epoch)
+    true = np.sqrt(1 + law.step + law.noise) - np.sqrt(1 + law.step)
+    found = couple(run(one, VECTORS, num_samples=1000), random.key(1), VECTORS, gradient=gradient)
+    bound = found.bound["mu"] * np.sqrt(1 + law.step)
+    assert (true < 1.15 * bound).all() and (bound < 3 * true).all(), (true, bound)
+    together = np.sqrt((true**2 / curvature).sum())
+    assert together < 1.1 * found.joint < 3.3 * together, (together, found.joint)
+
+
 def two(x):
     w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("N", len(x)) as rows:

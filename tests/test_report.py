@@ -15,7 +15,7 @@ import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
 from numpyro_sgmcmc.kernels.report import Bar
-from numpyro_sgmcmc.kernels.run_checks import report
+from numpyro_sgmcmc.kernels.run_checks import _standard_error, beyond_chance, report
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
 N = 2000
@@ -220,6 +220,29 @@ def test_a_compiled_transition_calls_no_python(kernel_class):
     assert "callback" not in str(jaxpr)
 
 
+class Untold(SGHMC):
+    """A kernel that collects nothing to tell of."""
+
+    default_fields = ("z", "diverging", "step_size")
+
+
+def test_what_is_told_takes_no_compilation():
+    """Programs that the compiler is handed in a run, of a process that has run one before."""
+    programs = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: programs.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    counts = {}
+    for kernel_class in (Untold, SGHMC, Untold, SGHMC):
+        kernel = kernel_class(models.gaussian, step_size=1e-3, batch_size=models.B, steps_per_sample=5)
+        mcmc = MCMC(kernel, num_warmup=5, num_samples=20, num_chains=2, chain_method="vectorized", progress_bar=False)
+        programs.clear()
+        mcmc.run(random.key(0), models.ROWS)
+        mcmc.get_extra_fields(group_by_chain=True)
+        counts[kernel_class] = len(programs)
+    assert 0 < counts[SGHMC] == counts[Untold]
+
+
 def told_of_doubts(run):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -246,6 +269,62 @@ def test_a_temperature_that_is_a_little_off():
     assert "kinetic temperature is 1." in message and "batch_size" in message and "step_size" in message
     quiet = make(**options | {"batch_size": 1500})
     assert told_of_doubts(lambda: quiet.run(random.key(0), X, Y, init_params=at(NEAR))) == []
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("inverse_mass, batched", [(None, True), (None, False), (2.0, True)])
+def test_the_squared_step_of_langevin_dynamics(inverse_mass, batched):
+    """1 + h E[g^2] / 2, where the variance of the draws is 1 / (1 - h / 2) of the right one: at h U'' = .5, 4 / 3."""
+    precision = models.PRIOR_SD**-2 + models.N
+    kernel = SGLD(models.gaussian, step_size=0.5 / precision, steps_per_sample=5, inverse_mass_matrix=inverse_mass)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=20,
+        num_samples=2000,
+        num_chains=4 if batched else 1,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), models.ROWS)
+    jump = np.asarray(mcmc.get_extra_fields()["monitor"].jump)
+    if inverse_mass is not None:
+        assert np.isnan(jump).all()
+        return
+    assert abs(jump.mean() - 4 / 3) < 4 * (4 / 3) * np.sqrt(2 / jump.size)
+
+
+@pytest.mark.optimised
+def test_langevin_dynamics_of_noisy_minibatches():
+    """h s^2 / 2 is about 4, and nothing else tells: there is no momentum. Ten times smaller the rows undo it."""
+    told_by = {}
+    for h in (2e-3, 1e-4):
+        kernel = SGLD(logistic, step_size=h, batch_size=100, steps_per_sample=round(0.02 / h))
+        mcmc = MCMC(kernel, num_warmup=20, num_samples=300, num_chains=2, chain_method="vectorized", progress_bar=False)
+        told_by[h] = told_of_doubts(lambda mcmc=mcmc: mcmc.run(random.key(0), X, Y, init_params=at(NEAR)))
+    (message,) = told_by[2e-3]
+    assert "squared steps" in message and "batch_size" in message and "step_size" in message
+    assert told_by[1e-4] == []
+
+
+def test_temperatures_beyond_chance():
+    """Draws that are all the same say the least; a thousandth of them may be taken for wrong, and none was."""
+    rng = np.random.default_rng(0)
+    for chains, d in ((1, 1), (4, 1), (4, 10)):
+        for T in rng.chisquare(d, (4000, chains)) / d:
+            assert not beyond_chance(np.repeat(T[:, None], 50, 1), d, 0.1)
+    decay = 1 + 300 * np.exp(-np.arange(500) / 50)  # on the way from a distant start
+    assert _standard_error(decay[None]) == np.inf and beyond_chance(decay[None], 4, 0.1)
+    assert beyond_chance(np.full((4, 9), 0.05), 20, 0.1) and not beyond_chance(np.full((1, 9), 0.05), 1, 0.1)
+    assert beyond_chance(np.full((1, 9), np.inf), 1, 0.1)
+
+
+@pytest.mark.optimised
+def test_a_temperature_that_falls_all_the_time():
+    """From a start 200 sds away by small steps: no standard error is known, and the mean is certain all the same."""
+    kernel = SGHMC(logistic, step_size=5e-4, friction=5.0, steps_per_sample=10)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=60, num_chains=4, chain_method="vectorized", progress_bar=False)
+    (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params=at([9.0, -9.0], 4)))
+    assert "kinetic temperature" in message and "warm-up" in message
 
 
 @pytest.mark.optimised

@@ -22,12 +22,14 @@ from numpyro_sgmcmc import (
     SVRG,
     ControlVariate,
     Minibatch,
+    Tempered,
     WithoutReplacement,
+    couple,
     summary,
 )
 from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, error_of, r_hat, standard_error
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, error_of, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
@@ -122,6 +124,21 @@ def test_standard_errors_of_a_chain_with_memory():
     assert z.max() < bound(1, 4)
     half = np.array([error_of(lambda x: x.mean(0), one) for one in x[:20]])
     assert 0.85 < half.mean() / exact < 1.15
+
+
+def test_few_effective_draws_show_little():
+    """Right draws, 2 chains of 100 with a memory of 20: none is certainly wrong."""
+    rng, certain = np.random.default_rng(7), 0
+    for _ in range(60):
+        z = np.empty((2, 100, 2))
+        z[:, 0] = rng.normal(size=(2, 2))
+        for t in range(1, 100):
+            z[:, t] = 0.9 * z[:, t - 1] + np.sqrt(1 - 0.81) * rng.normal(size=(2, 2))
+        of, limit = identities(z, z), bound(4, 2, effective(z))
+        certain += bool((np.abs(of.virial - 1) > limit * of.virial_error).any())
+        certain += bool((np.abs(of.gradient) > limit * of.gradient_error).any())
+    assert certain <= 1, certain
+    assert bound(4, 2, 10) > 1.5 * bound(4, 2) and bound(4, 2, 1e4) == bound(4, 2) > 3.5
 
 
 def test_r_hat_of_chains_that_stand_still():
@@ -319,6 +336,18 @@ def test_every_kernel(name):
     assert abs(found["inflation_by_step"]["value"]) < 0.05
 
 
+@pytest.mark.slow
+def test_a_tempered_run_is_judged_by_its_draws_at_temperature_one():
+    kernel = Tempered(SGHMC(regression, **RIGHT), [1.0, 2.0, 4.0])
+    mcmc = MCMC(kernel, num_warmup=50, num_samples=300, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(0), X, Y, init_params={"w": jnp.broadcast_to(jnp.array([1.0, -1.0, 0.5]), (2, 3))})
+    found = summary(mcmc, X, Y)
+    assert found.verdict == "right", str(found)
+    assert found["gradient_evaluations"]["value"] == 2 * 350 * 60 * 3
+    with pytest.raises(TypeError, match="those of Tempered exchange"):
+        couple(mcmc, random.key(0), X, Y)
+
+
 @pytest.mark.parametrize("method", ["sequential", "parallel", "vectorized"])
 @pytest.mark.slow
 def test_every_chain_method(method):
@@ -341,6 +370,9 @@ def test_a_table_for_people_and_a_dict_for_programs():
     lines = str(found).splitlines()
     assert lines[0] == "The run: right" and any(line.startswith("E[dU/dz] = 0") for line in lines)
     assert max(map(len, lines)) < 160
+    assert found.by_site.keys() == {"w"} and found.by_site["w"]["verdict"] == "ok"
+    assert found.by_site["w"]["virial"] == found["virial"]["by_site"]["w"]["z"]
+    assert any(line.startswith("w ") for line in lines) and "<td>w</td>" in found._repr_html_()
     assert "<table>" in found._repr_html_() and "&lt;=" in found._repr_html_()
     evaluations = found["gradient_evaluations"]
     assert evaluations["value"] == 4 * 550 * 60 and evaluations["per_second"] == evaluations["value"] / 2

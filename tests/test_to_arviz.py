@@ -9,6 +9,8 @@ import arviz as az
 from jax import random
 import models
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
@@ -101,6 +103,17 @@ def test_leave_one_out_works_on_it():
     assert np.isfinite(az.loo(idata).elpd_loo if hasattr(az.loo(idata), "elpd_loo") else az.loo(idata).elpd)
     if hasattr(az, "loo_subsample"):
         assert np.isfinite(az.loo_subsample(idata, 12).elpd)
+
+
+def prior_alone():
+    numpyro.sample("z", dist.Normal(0, 1))
+
+
+def test_a_model_without_data_has_no_log_likelihood():
+    mcmc = MCMC(SGHMC(prior_alone, step_size=0.1), num_warmup=5, num_samples=10, progress_bar=False)
+    mcmc.run(random.key(0))
+    with pytest.raises(ValueError, match="no observed site"):
+        to_arviz(mcmc, log_likelihood=True)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, standard_error
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -60,8 +60,7 @@ def compare(idata: Any, reference: Any) -> Summary:
                 f"site {name!r} has shape {ours[name].shape[2:]} in idata and {theirs[name].shape[2:]} in reference."
             )
     tests = sum(int(np.prod(ours[name].shape[2:])) for name in common) * (2 + len(QUANTILES))
-    limit = bound(tests, min(len(x) for x in (*ours.values(), *theirs.values())))
-    lines = {name: _line(name, ours[name], theirs[name], limit) for name in common}
+    lines = {name: _line(name, ours[name], theirs[name], tests) for name in common}
     alone = sorted(set(ours) ^ set(theirs))
     note = f"Only on one side: {', '.join(alone)}." if alone else ""
     return Summary("Errors in sds of the reference", lines, note)
@@ -90,8 +89,9 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
     return found
 
 
-def _line(name: str, ours: np.ndarray, theirs: np.ndarray, limit: float) -> Line:
+def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     ours, theirs = ours.astype(float), theirs.astype(float)
+    limit = bound(tests, min(len(ours), len(theirs)), np.minimum(effective(ours), effective(theirs)))
     sd = np.maximum(theirs.std((0, 1)), 1e-300)
     details: dict[str, Any] = {}
     worst = ("ok", 0.0, "", 0.0)
@@ -101,7 +101,7 @@ def _line(name: str, ours: np.ndarray, theirs: np.ndarray, limit: float) -> Line
         details |= {key: value, f"{key}_error": error}
         for index in np.ndindex(*value.shape):
             size = abs(float(value[index]))
-            verdict = graded(size, *TOLERANCE[kind]) if not size <= limit * error[index] else "ok"
+            verdict = graded(size, *TOLERANCE[kind]) if not size <= limit[index] * error[index] else "ok"
             where = f"{key}{list(index)}" if index else key
             worst = max(worst, (verdict, size, where, float(error[index])), key=lambda w: (ORDER.index(w[0]), w[1]))
     verdict, size, where, error = worst

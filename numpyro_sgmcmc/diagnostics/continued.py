@@ -80,8 +80,10 @@ def go_on(
         keys = random.key_data(keys)
 
     def run(potential, state):
+        chains = replace(kernel._chains(potential), searching=False)
+
         def one(state, _):
-            state = kernel.sample(state, potential.args, potential.kwargs)
+            state = chains.transition(state, fingerprint=0)
             z = jax.vmap(raveled)(state.z) if state.i.ndim else raveled(state.z)
             return state, z
 

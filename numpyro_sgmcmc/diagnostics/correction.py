@@ -173,8 +173,12 @@ def _row_scores(kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: A
     def over_rows(potential, mean, key):
         unravel = unravel_of(potential)
         energy = lambda z, row, k: potential.per_row(unravel(z), row, k).sum()  # noqa: E731
-        if len(potential.plates) != 1:
-            potential.per_row(unravel(mean), {}, key)  # says what is missing
+        if len(potential.plates) != 1 or potential.draws_local_sites:
+            plates = ", ".join(map(repr, potential.plates)) or "none"
+            raise ValueError(
+                'covariance="sandwich" is made of the gradients of single rows: it needs exactly one minibatched plate '
+                f"(there is {plates}), whose rows have no local sites that are drawn. Leave out covariance=."
+            )
         ((name, plate),) = potential.plates.items()
         count = min(ROWS, plate.size)
         rows = random.choice(key, plate.size, (count,), replace=False) if count < plate.size else jnp.arange(count)

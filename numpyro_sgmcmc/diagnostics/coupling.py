@@ -134,7 +134,7 @@ def couple(
         >>> bool(0.55 < found.bound["mu"] < 0.75), found.verdict
         (True, 'wrong')
     """
-    kernel, state = checked_run(mcmc, "couple")
+    kernel, state = checked_run(mcmc, "couple", tempered=False)
     model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
     potential = potential_of(kernel, model_args, model_kwargs)
     plates = potential.plates

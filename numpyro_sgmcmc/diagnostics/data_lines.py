@@ -4,19 +4,21 @@ configurational temperature :math:`E[(z - m) \cdot \nabla U] / d`, and the infla
 predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted`).
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws
-from numpyro_sgmcmc.diagnostics.kept_lines import SMALLER, VARIANCE, temperature_line
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound
+from numpyro_sgmcmc.diagnostics.kept_lines import SMALLER, UNCERTAIN, VARIANCE, temperature_line
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective
 from numpyro_sgmcmc.diagnostics.predicted import predicted
 from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
-from numpyro_sgmcmc.diagnostics.table import Line, graded
+from numpyro_sgmcmc.diagnostics.table import ORDER, Line, graded
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
-UNCERTAIN = 0.15  # a standard error of these that shows too little
 
 
 def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
@@ -45,7 +47,8 @@ def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
         )
         return lines
     of = identities(draws.z, found.values)
-    limit = bound(2 * len(draws.names), len(draws.z))
+    ess = effective(draws.z)
+    limit = bound(2 * len(draws.names), len(draws.z), ess)
     zero = (of.gradient, of.gradient_error, np.abs(of.gradient) / of.scale)
     shift = (of.shift, of.shift_error, np.abs(of.shift))
     lines["score"] = _identity("E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd")
@@ -54,12 +57,40 @@ def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
     lines["virial"] = _identity(
         "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}"
     )
-    product = (draws.z - draws.z.mean((0, 1))) * (found.values - found.values.mean((0, 1)))
-    lines["configurational_temperature"] = temperature_line("configurational temperature", product.mean(-1))
+    product = (draws.z - draws.z.mean((0, 1))) * (found.values - found.values.mean((0, 1))) + 1 / ess  # see identities
+    least = float(np.sqrt((1 / ess).sum()) / len(ess))
+    line = temperature_line("configurational temperature", product.mean(-1), least=least)
     by_site = {site: product[..., np.asarray(draws.sites) == site].mean() for site in dict.fromkeys(draws.sites)}
-    line = lines["configurational_temperature"]
     lines["configurational_temperature"] = line._replace(details={**line.details, "by_site": by_site})
     return lines
+
+
+def numbers_by_site(lines: Mapping[str, Line]) -> dict[str, dict[str, Any]]:
+    """
+    Site -> the z-scores of the identities in its worst coordinate, its configurational temperature, the inflations that
+    are predicted, and the verdict of its identities; empty where the gradients are not finite.
+    """
+    if "virial" not in lines:
+        return {}
+    by_site = {key: line.details["by_site"] for key, line in lines.items() if "by_site" in line.details}
+    found = {}
+    for site, first in by_site["score"].items():
+        second = by_site["virial"][site]
+        worst = max(first, second, key=lambda numbers: numbers["z"])
+        numbers: dict[str, Any] = {"where": worst["where"], "score": first["z"], "virial": second["z"]}
+        numbers["temperature"] = float(by_site["configurational_temperature"][site])
+        for key in ("inflation_by_noise", "inflation_by_step"):
+            if key in by_site:
+                numbers[key] = by_site[key][site]
+        verdicts = first["verdict"], second["verdict"]
+        found[site] = numbers | {"verdict": max(verdicts, key=ORDER.index)}
+    return found
+
+
+def _largest_by_site(draws: Draws, numbers: np.ndarray) -> dict[str, float]:
+    sites = np.asarray(draws.sites)
+    of = {site: numbers[sites == site] for site in dict.fromkeys(draws.sites)}
+    return {site: float(own[np.argmax(np.abs(own))]) for site, own in of.items()}
 
 
 def _identity(
@@ -67,13 +98,14 @@ def _identity(
     draws: Draws,
     own: tuple,
     mixed: tuple,
-    limit: float,
+    limit: np.ndarray,
     tolerance: tuple[float, float],
     effect: str,
 ) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves; **mixed** - the same times the
         covariance of the draws.
+    :param limit: of the z-scores, of each coordinate.
     :param effect: how to say what the second means.
     """
     deviation, own_error, own_size = own
@@ -84,12 +116,17 @@ def _identity(
     certain = np.maximum(np.where(z > limit, own_size, 0), np.where(z_mixed > limit, mixed_size, 0))
     verdict = graded(float(certain.max()), *tolerance)
     both = np.maximum(z, z_mixed)
-    worst = int(np.argmax(both))
+    worst = int(np.argmax(both / limit))
     by_site = {}
     for site in dict.fromkeys(draws.sites):
         index = np.flatnonzero(np.asarray(draws.sites) == site)
-        at = index[np.argmax(both[index])]
-        by_site[site] = {"z": float(both[at]), "where": draws.names[at], "effect": float(shifted[at])}
+        at = index[np.argmax((both / limit)[index])]
+        by_site[site] = {
+            "z": float(both[at]),
+            "where": draws.names[at],
+            "effect": float(shifted[at]),
+            "verdict": graded(float(certain[index].max()), *tolerance),
+        }
     advice = (
         f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, read off to "
         f"first order: {SMALLER}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) tells more."
@@ -104,12 +141,12 @@ def _identity(
         name,
         float(both[worst]),
         f"z = {both[worst]:.1f} at {draws.names[worst]}, {effect.format(shifted[worst])[4:].replace(' is', '')}",
-        f"z <= {limit:.1f}, or less than {tolerance[0]:.0%}",
+        f"z <= {limit[worst]:.1f}, or less than {tolerance[0]:.0%}",
         verdict,
         advice,
         {
             "where": draws.names[worst],
-            "bound_z": limit,
+            "bound_z": float(limit[worst]),
             "effect": float(shifted[worst]),
             "effect_error": float(mixed_error[worst]),
             "by_site": by_site,
@@ -139,7 +176,11 @@ def prediction_lines(
             f"<= {VARIANCE[0]:.0%}",
             graded(abs(float(inflation[worst])), *VARIANCE),
             advice[key],
-            {"where": draws.names[worst], "by_coordinate": dict(zip(draws.names, inflation.tolist()))},
+            {
+                "where": draws.names[worst],
+                "by_coordinate": dict(zip(draws.names, inflation.tolist())),
+                "by_site": _largest_by_site(draws, inflation),
+            },
         )
     lines["stability"] = Line(
         "stability of the step",

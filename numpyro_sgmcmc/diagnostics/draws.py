@@ -16,6 +16,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
+from numpyro_sgmcmc.kernels.tempered import Tempered
 from numpyro_sgmcmc.kernels.tuned import axes_of_chains
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import raveled, unraveler
@@ -43,22 +44,30 @@ class Draws(NamedTuple):
         return self.z.reshape(-1, self.z.shape[-1])
 
 
-def checked_run(mcmc: Any, caller: str) -> tuple[SGMCMC, SGMCMCState]:
+def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, SGMCMCState]:
     """
-    The kernel and the last state of a run.
+    The kernel and the last state of a run; of :class:`~numpyro_sgmcmc.Tempered` those of the replica at temperature 1.
 
+    :param bool tempered: whether the draws of a tempered run are looked at alike.
     :raises TypeError: not an :class:`~numpyro.infer.MCMC` with a kernel of this package.
     :raises ValueError: no run yet.
     """
     if not isinstance(mcmc, MCMC):
         raise TypeError(f"{caller}(mcmc={type(mcmc).__name__}): give a numpyro.infer.MCMC that has run.")
-    if not isinstance(mcmc.sampler, SGMCMC):
+    if isinstance(mcmc.sampler, Tempered) and not tempered:
+        raise TypeError(
+            f"{caller} goes on with single chains, and those of Tempered exchange their places: a comparison of other "
+            "chains would say nothing of it. Use summary or kernel_stein_discrepancy, or compare two runs."
+        )
+    if not isinstance(mcmc.sampler, (SGMCMC, Tempered)):
         raise TypeError(
             f"{caller} looks at runs with a kernel of numpyro_sgmcmc, not {type(mcmc.sampler).__name__}. Of a block of "
             "numpyro.infer.Gibbs look at mcmc.last_state.block_states; for other kernels use ArviZ."
         )
     if mcmc.last_state is None or not mcmc._states:
         raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
+    if isinstance(mcmc.sampler, Tempered):
+        return mcmc.sampler.kernel, mcmc.last_state.cold
     return mcmc.sampler, mcmc.last_state
 
 

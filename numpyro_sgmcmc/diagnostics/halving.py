@@ -23,7 +23,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued import altered, go_on, last_states, potential_of
 from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, coordinate_names, latent_draws
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, standard_error
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.utils.validation import checked_choice, checked_count
@@ -88,7 +88,7 @@ def step_halving(
         >>> bool(abs(found["mu"]["extrapolated_sd"] * 1000**0.5 - 1) < 0.15)
         True
     """
-    kernel, state = checked_run(mcmc, "step_halving")
+    kernel, state = checked_run(mcmc, "step_halving", tempered=False)
     model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
     checked_choice("vary", vary, ("step_size", "batch_size"))
     kept = next(iter(latent_draws(mcmc).values())).shape[1]
@@ -152,12 +152,12 @@ def _compared(coarse, fine, factor, names, sites, shapes) -> dict[str, Line]:
         with np.errstate(divide="ignore", invalid="ignore"):
             weight = np.nan_to_num(np.maximum(0, 1 - (error / change) ** 2))
         found[name] = first.mean((0, 1)), change, error, first.mean((0, 1)) + factor * weight * change
-    limit = bound(2 * len(names), len(coarse))
+    limit = bound(2 * len(names), len(coarse), np.minimum(effective(coarse), effective(fine)))
     lines = {}
     for site in shapes:
         at = np.flatnonzero(sites == site)
         details: dict[str, Any] = {}
-        worst = ("ok", 0.0, "", 0.0)
+        worst = ("ok", 0.0, "", 0.0, 0.0)
         for name, (mean, change, error, extrapolated) in found.items():
             shaped = {
                 name: mean,
@@ -168,19 +168,19 @@ def _compared(coarse, fine, factor, names, sites, shapes) -> dict[str, Line]:
             details |= {key: value[at].reshape(shapes[site]) for key, value in shaped.items()}
             for j in at:
                 bias, uncertain = abs(factor * change[j] / sd[j]), factor * error[j] / sd[j]
-                certain = abs(change[j]) > limit * error[j] or not math.isfinite(bias)
+                certain = abs(change[j]) > limit[j] * error[j] or not math.isfinite(bias)
                 verdict = graded(bias, *TOLERANCE[name]) if certain else "ok" if uncertain <= UNCERTAIN else "doubtful"
-                entry = (verdict, bias, f"{name} of {names[j]}", uncertain)
+                entry = (verdict, bias, f"{name} of {names[j]}", uncertain, float(limit[j]))
                 worst = max(worst, entry, key=lambda entry: (ORDER.index(entry[0]), entry[1]))
-        verdict, bias, where, uncertain = worst
+        verdict, bias, where, uncertain, most = worst
         lines[site] = Line(
             site,
             bias,
             f"{bias:.3f} +- {uncertain:.3f}, {where}",
-            f"mean .1, sd .05, or within {limit:.1f} standard errors of 0",
+            f"mean .1, sd .05, or within {most:.1f} standard errors of 0",
             verdict,
             "a smaller step_size or larger batches."
-            if abs(bias) > limit * uncertain
+            if abs(bias) > most * uncertain
             else "the standard error is too large to tell: a larger num_samples.",
             details | {"bias": bias},
         )

@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
-from numpyro_sgmcmc.kernels.run_checks import STUCK, known_temperatures
+from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
@@ -19,6 +19,7 @@ from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.tuning.tuner import Tuning
 from numpyro_sgmcmc.types import Thermostatted
 
+UNCERTAIN = 0.15  # a standard error that shows too little
 VARIANCE = 0.1, 0.3  # a relative error: doubtful, wrong
 MIXED, APART = 1.1, 1.5  # R-hat
 FEW = 100  # effective draws
@@ -39,7 +40,7 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
         "step_size": Line("step size", last, plain(last) + (", at the end" if varies else "")),
     }
     each = getattr(kernel.integrator, "gradients_per_step", 1)
-    evaluations = each * steps * chains
+    evaluations = each * steps * chains * len(getattr(mcmc.sampler, "temperatures", [1.0]))
     details: dict[str, Any] = {}
     try:
         potential = ModelPotential.of(kernel._model, mcmc._args or (), mcmc._kwargs or {}, kernel._batch_size)
@@ -62,7 +63,18 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
     lines = {"refused": _refused(mcmc, monitor, z)}
     T = known_temperatures(monitor)
     if not np.isnan(T).all():
-        lines["kinetic_temperature"] = temperature_line("kinetic temperature", T)
+        lines["kinetic_temperature"] = temperature_line("kinetic temperature", T, z.shape[-1])
+    jump = np.asarray(monitor.jump, float)
+    if np.isfinite(jump).any():
+        late = jump[:, jump.shape[1] // 2 :]
+        lines["squared_steps"] = Line(
+            "squared steps over those of the noise",
+            float(late.mean()),
+            f"{late.mean():.3g}",
+            f"<= {LONG:g}",
+            "doubtful" if long_steps(jump, z.shape[-1]) else "ok",
+            f"the gradients, or the noise of their minibatches, widen the draws: {SMALLER}.",
+        )
     if isinstance(kernel.dynamics, Thermostatted):
         lines["thermostat"] = _thermostat(mcmc, kernel, state)
     lines |= _warm_up(mcmc, state)
@@ -107,11 +119,20 @@ def _refused(mcmc: MCMC, monitor: Any, z: np.ndarray) -> Line:
     )
 
 
-def temperature_line(name: str, T: np.ndarray) -> Line:
-    """:param T: whose mean should be 1, shape ``(chains, draws)``."""
-    mean, error = float(T.mean()), float(standard_error(T))
-    certain = abs(mean - 1) > bound(1, len(T)) * error
-    verdict = graded(abs(mean - 1), *VARIANCE) if certain else "ok" if np.isfinite(mean) else "wrong"
+def temperature_line(name: str, T: np.ndarray, coordinates: int | None = None, least: float = 0.0) -> Line:
+    """
+    Off and not certain is doubtful, where the standard error is too large to see what matters.
+
+    :param T: whose mean should be 1, shape ``(chains, draws)``.
+    :param coordinates: of which T is the kinetic temperature.
+    :param least: that the standard error is at least.
+    """
+    mean, error = float(T.mean()), max(float(standard_error(T)), least)
+    off = abs(mean - 1)
+    verdict = graded(off, *VARIANCE)
+    beyond = coordinates is not None and beyond_chance(T, coordinates, VARIANCE[0])
+    if off <= bound(1, len(T), effective(T)) * error and not beyond:
+        verdict = "doubtful" if error > UNCERTAIN and verdict != "ok" else "ok"
     return Line(
         name,
         mean,

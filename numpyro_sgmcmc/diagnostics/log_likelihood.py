@@ -89,6 +89,8 @@ def _largest(plates: Mapping[str, Plate]) -> str:
 
 
 def _as_dataset(parts: list, about: Mapping[str, Any], chains: int, plate: str, numbers: np.ndarray) -> xr.Dataset:
+    if not parts[0]:
+        raise ValueError("log_likelihood=: the model has no observed site. Leave log_likelihood out.")
     variables = {}
     for site in parts[0]:
         dims = about[site]

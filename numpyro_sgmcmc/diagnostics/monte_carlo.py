@@ -11,11 +11,11 @@ sample size is noisy for fast ones; the larger of the two errs on the safe side.
 """
 
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from scipy.special import stdtrit  # a dependency of jax
 
 BLOCKS = 20  # of a chain
 FALSE_ALARMS = 1e-3  # of a whole table line, where all is right
@@ -74,14 +74,17 @@ def r_hat(x: np.ndarray) -> np.ndarray:
     return np.where(x.std((0, 1)) == 0, 1.0, np.nan_to_num(found, nan=np.inf, posinf=np.inf))
 
 
-def bound(tests: int, chains: int) -> float:
+def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
     """
-    The z-score that the worst of so many tests exceeds with probability ``FALSE_ALARMS``, if their standard errors are
-    those of ``BLOCKS`` blocks of each chain: a quantile of Student's t (by Cornish and Fisher's expansion).
+    The z-score that the worst of so many tests exceeds with probability ``FALSE_ALARMS``: a quantile of Student's t.
+    Its degrees of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample size where that
+    is less, as in slow chains, whose blocks are not independent.
+
+    :param ess: effective sample size, a number or an array.
+    :return: likewise.
     """
-    z = -NormalDist().inv_cdf(FALSE_ALARMS / (2 * max(tests, 1)))
-    freedom = BLOCKS * chains - 1
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    freedom = np.maximum(np.minimum(BLOCKS * chains, np.asarray(ess) / 2) - 1, 2)
+    return -stdtrit(freedom, FALSE_ALARMS / (2 * max(tests, 1)))
 
 
 def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int = BLOCKS) -> Any:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, on_model, unravel_of
-from numpyro_sgmcmc.diagnostics.monte_carlo import standard_error
+from numpyro_sgmcmc.diagnostics.monte_carlo import effective, standard_error
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.coordinates import raveled
@@ -132,8 +132,12 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
         correlation = x.reshape(n, d).T @ x.reshape(n, d) / n
         mixed = s @ correlation
         scale = np.sqrt(np.maximum(np.diag(np.linalg.pinv(correlation, hermitian=True)), 1)) / sd
-    virial, inflation = x * s, x * mixed - 1
-    virial_error, inflation_error = (_error_of_product(x, by, of) for by, of in ((s, virial), (mixed, inflation)))
+    # counted from the mean of the draws, which takes 1 / ESS away; no run knows a variance better than by 1 / ESS^1/2
+    lost = 1 / effective(z)
+    virial, inflation = x * s + lost, x * mixed - 1 + lost
+    virial_error, inflation_error = (
+        np.maximum(_error_of_product(x, by, of), np.sqrt(lost)) for by, of in ((s, virial), (mixed, inflation))
+    )
     return Identities(
         g.mean((0, 1)),
         standard_error(g),

@@ -21,7 +21,7 @@ from jax import random
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.data_lines import prediction_lines, score_lines
+from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
 from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, latent_draws, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
 from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs
@@ -51,7 +51,8 @@ def summary(
     :param seconds: how long the run took, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
-        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table.
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table; ``.by_site`` has the identities,
+        the temperature and the predicted inflations of each site, those of its worst coordinate.
     :raises TypeError: not an MCMC with a kernel of this package.
     :raises ValueError: no run yet; fewer than 8 draws of each chain.
 
@@ -105,7 +106,7 @@ def summary(
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
         lines |= prediction_lines(kernel, state, draws, found, pairs, epoch_of(kernel, potential))
-    return Summary("The run", lines)
+    return Summary("The run", lines, by_site=numbers_by_site(lines))
 
 
 def _takes_arguments(mcmc: MCMC) -> bool:

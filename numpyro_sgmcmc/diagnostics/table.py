@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # of a line -> of a run
 ORDER = ("ok", "doubtful", "wrong")
+SITES = 20  # that are printed
 
 
 class Line(NamedTuple):
@@ -34,14 +35,23 @@ class Summary(Mapping):
     text.
 
     - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: that of the worst line.
+    - **by_site** - site -> a dict of numbers, of its worst coordinates; empty where there is one line a site.
 
     :param title: what was looked at.
     :param lines: key -> :class:`Line`.
     :param note: what follows the table.
+    :param by_site: site -> a dict of numbers, with a ``verdict``.
     """
 
-    def __init__(self, title: str, lines: Mapping[str, Line], note: str = ""):
+    def __init__(
+        self,
+        title: str,
+        lines: Mapping[str, Line],
+        note: str = "",
+        by_site: Mapping[str, Mapping[str, Any]] | None = None,
+    ):
         self.title, self._lines, self.note = title, dict(lines), note
+        self.by_site = {site: dict(numbers) for site, numbers in (by_site or {}).items()}
 
     @property
     def lines(self) -> dict[str, Line]:
@@ -67,9 +77,9 @@ class Summary(Mapping):
     def __str__(self) -> str:
         rows = [("", "value", "bound", "verdict")]
         rows += [(line.name, line.shown, line.bound, line.verdict) for line in self._lines.values()]
-        widths = [max(len(row[k]) for row in rows) for k in range(4)]
-        text = [f"{self.title}: {self.verdict}", ""]
-        text += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        text = [f"{self.title}: {self.verdict}", "", *_aligned(rows)]
+        if self.by_site:
+            text += ["", *_aligned(self._rows_of_sites())]
         text += [""] * bool(self.advice) + [_wrapped(f"{name}: {advice}") for name, advice in self.advice]
         text += ["", _wrapped(self.note)] if self.note else []
         return "\n".join(text)
@@ -85,6 +95,15 @@ class Summary(Mapping):
             if line.advice and line.verdict in ("doubtful", "wrong")
         ]
 
+    def _rows_of_sites(self) -> list[tuple[str, ...]]:
+        """The worst sites first, at most ``SITES``."""
+        columns = list(next(iter(self.by_site.values())))
+        worst = sorted(self.by_site.items(), key=lambda item: -ORDER.index(item[1]["verdict"]))
+        rows = [("site, by its worst coordinate", *columns)]
+        rows += [(site, *map(_cell, numbers.values())) for site, numbers in worst[:SITES]]
+        left = len(worst) - SITES
+        return rows + [(f"{left} more in .by_site", *[""] * len(columns))] * (left > 0)
+
     def _repr_html_(self) -> str:
         colours = {"ok": "#009E73", "doubtful": "#E69F00", "wrong": "#D55E00", "": "inherit"}
         head = "<tr><th></th><th>value</th><th>bound</th><th>verdict</th></tr>"
@@ -94,11 +113,26 @@ class Summary(Mapping):
             f'<td style="color:{colours[line.verdict]}">{html.escape(line.verdict)}</td></tr>'
             for line in self._lines.values()
         )
+        sites = ""
+        if self.by_site:
+            head_of_sites, *rows = [
+                "".join(f"<td>{html.escape(cell)}</td>" for cell in r) for r in self._rows_of_sites()
+            ]
+            sites = f"<table><tr>{head_of_sites}</tr>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
         told = "".join(f"<li>{html.escape(name)}: {html.escape(advice)}</li>" for name, advice in self.advice)
         told = f"<ul>{told}</ul>" if told else ""
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
         title = f"<b>{html.escape(self.title)}: {self.verdict}</b>"
-        return f"{title}<table>{head}{body}</table>{told}{note}"
+        return f"{title}<table>{head}{body}</table>{sites}{told}{note}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}"
 
 
 def _wrapped(text: str) -> str:

@@ -150,6 +150,8 @@ def _settings(mcmc: MCMC, kernel: SGMCMC) -> dict[str, Any]:
         "num_chains": mcmc.num_chains,
         "thinning": mcmc.thinning,
     }
+    if hasattr(mcmc.sampler, "temperatures"):
+        found["temperatures"] = list(mcmc.sampler.temperatures)
     if kernel._chain.tuned:
         tuned = settings(mcmc)
         for name in ("steps_per_sample", "gradient_noise", "predicted_inflation", "passes", "scores"):

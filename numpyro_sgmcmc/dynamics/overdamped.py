@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.dynamics.skew import Skew
-from numpyro_sgmcmc.types import Dynamics, Flow, Phase
+from numpyro_sgmcmc.types import BySteps, Dynamics, Flow, Phase
 from numpyro_sgmcmc.utils import trees
 
 FLOWS = {"E": Flow("first-order step", needs_gradient=True, needs_noise=True, moves=True)}
@@ -56,6 +56,12 @@ class Overdamped(Dynamics):
         """Relative variance that white gradient noise of this variance adds to z (no ``skew``): h M^-1 s^2 / 2."""
         del phase
         return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, trees.like(self.inverse_mass_matrix, variance))
+
+    def temperature(self, phase: Phase) -> Any:
+        """None; where the mass is 1 the size of the steps tells instead."""
+        del phase
+        mass = self.inverse_mass_matrix
+        return BySteps() if isinstance(mass, float) and mass == 1 and self.skew is None else ()
 
     def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
         z = jax.tree.map(

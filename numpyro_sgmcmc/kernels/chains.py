@@ -47,6 +47,7 @@ class Chains:
     :param steps_per_sample: integrator steps of a transition. None: as many as the warm-up finds.
     :param dense_mass: which coordinates the warm-up takes for correlated.
     :param known: coordinates and curvature with which the warm-up begins, or None.
+    :param bool searching: False after the warm-up: a transition is then compiled without the program that finds numbers.
     """
 
     potential: ModelPotential
@@ -54,6 +55,7 @@ class Chains:
     steps_per_sample: int | None
     dense_mass: Any
     known: Any
+    searching: bool = True
 
     def start(
         self, rng_key: jax.Array, init_params: Sites | None, num_warmup: int, fingerprint: int
@@ -87,7 +89,8 @@ class Chains:
         axes = axes_of_chains(chain) if batched else None
         over_chains = lambda fn, *of: jax.vmap(fn, of or (axes,), axes) if batched else fn  # noqa: E731
         if chain.tuned:
-            state = tuned(self._tuner, potential, state, self._first_gradient(batched))
+            if self.searching:
+                state = tuned(self._tuner, potential, state, self._first_gradient(batched))
             steps = state.tuning.num_steps if steps is None else steps
         begun = over_chains(partial(chain.begin, fingerprint=fingerprint))(state)
         step = over_chains(partial(chain.step, potential), axes, 0)

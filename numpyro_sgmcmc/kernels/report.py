@@ -24,17 +24,18 @@ class Collected:
     """
     A :class:`Monitor` packed into one array, along its last axis, as each collected array costs some 5 us a call. When
     it is rebuilt from the arrays of a whole run it reports, and what is rebuilt is a :class:`Monitor`.
+
+    :param int chains: those that are vectorized in one state, else 1.
+    :param int coordinates: of the position of a chain.
     """
 
-    def __init__(self, packed: Any, chains: int):
-        self.packed, self.chains = packed, chains
+    def __init__(self, packed: Any, chains: int, coordinates: int):
+        self.packed, self.chains, self.coordinates = packed, chains, coordinates
 
     @classmethod
-    def of(cls, monitor: Monitor, chains: int) -> "Collected":
-        """
-        :param int chains: those that are vectorized in one state, else 1.
-        """
-        return cls(jnp.stack([jnp.asarray(part, jnp.float32) for part in monitor], -1), chains)
+    def of(cls, monitor: Monitor, chains: int, coordinates: int) -> "Collected":
+        """What is to be collected of a monitor."""
+        return cls(jnp.stack([jnp.asarray(part, jnp.float32) for part in monitor], -1), chains, coordinates)
 
     def is_whole_run(self) -> bool:
         """Whether the axes are chains and draws. Under way NumPyro has draws in front, or no axis of chains."""
@@ -49,14 +50,14 @@ class Collected:
         return packed.shape[1] != self.chains or bool((np.asarray(packed)[:, 0, 0] == np.arange(self.chains)).all())
 
 
-def _rebuild(chains: int, children: Any) -> Any:
+def _rebuild(fixed: tuple[int, int], children: Any) -> Any:
     (packed,) = children
-    collected = Collected(packed, chains)
+    collected = Collected(packed, *fixed)
     if not collected.is_whole_run():
         return collected
     if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
         _reported[0] = weakref.ref(packed)
-        report(_unpacked(packed))
+        report(_unpacked(packed), collected.coordinates)
     return _unpacked(packed)
 
 
@@ -65,7 +66,7 @@ def _unpacked(packed: Any) -> Monitor:
     return Monitor((), refused.astype(np.int32), temperature, step_size, changed > 0, *rest)
 
 
-jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), node.chains), _rebuild)
+jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.coordinates)), _rebuild)
 
 
 class Bar:

@@ -4,6 +4,7 @@ more than a few numbers, and a right run ends without a word.
 """
 
 import logging
+import math
 from typing import Any, NamedTuple
 import warnings
 
@@ -29,6 +30,8 @@ OFF = 0.1  # a temperature less 1, or an inflation, that is told if it is certai
 NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
 LONG_ENOUGH = 100  # draws of a chain, for what a short run shows as well
 HIGH = 5.0  # sds of the energy that a start lies above where the chain arrives
+CHANCE = 1e-6  # of a temperature that is told for certain
+LONG = 3.0  # a squared step over that of its noise
 FIRST = 64  # coordinates of a site that chains are told apart by
 
 
@@ -43,6 +46,7 @@ class Monitor(NamedTuple):
     - **data_changed** - whether the data are not those that the chain was started with.
     - **energy** - estimate of U where the gradient was last evaluated.
     - **place** - one linear function of the position: see :func:`projection`.
+    - **jump** - the last step squared, over that of its noise alone: see :func:`squared_step`; NaN with a momentum.
     - **num_steps**, **noise**, **passes** - what the warm-up has found: steps of a draw, the largest variance of the
       gradient in x, passes over the data; 0 where it does not look.
     - **inflation** - that the warm-up predicts of the variance; 0 where it has found no step size.
@@ -57,6 +61,7 @@ class Monitor(NamedTuple):
     data_changed: Any
     energy: Any
     place: Any
+    jump: Any
     num_steps: Any
     noise: Any
     passes: Any
@@ -66,12 +71,13 @@ class Monitor(NamedTuple):
     r_hat: Any
 
 
-def report(monitor: Monitor) -> None:
+def report(monitor: Monitor, coordinates: int = 1) -> None:
     """
     Warn of chains that stand still, of a temperature that is not 1, of draws that are doubtful, of data that have
     changed.
 
     :param monitor: arrays of shape ``(chains, draws)``.
+    :param int coordinates: of the position of a chain.
     """
     kept = np.asarray(monitor.step_size)[:, -1] > 0  # a warm-up alone collects no draws
     if not kept.any():
@@ -103,7 +109,7 @@ def report(monitor: Monitor) -> None:
         of = Monitor(*(part if isinstance(part, tuple) else np.asarray(part)[kept] for part in monitor))
         scores = (score[:, -1] for score in (of.gradient, of.virial, of.r_hat))
         if not _report_check(*scores):
-            _report_doubts(of, h)
+            _report_doubts(of, h, coordinates)
     if np.asarray(monitor.data_changed).any():
         _warn(
             "the run was resumed with other data than it was started with. What the state holds of the data "
@@ -156,19 +162,30 @@ def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -
     return bool(seen)
 
 
-def _report_doubts(monitor: Monitor, h: float) -> None:
+def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
     """One warning of what no right run shows, the most certain first, with the argument to change."""
     doubts = []
     T = known_temperatures(monitor)
-    if T.shape[1] >= 4 and abs(T.mean() - 1) - CERTAIN * _standard_error(T) > OFF:
+    if T.shape[1] >= 4 and (
+        abs(T.mean() - 1) - CERTAIN * _standard_error(T) > OFF or beyond_chance(T, coordinates, OFF)
+    ):
+        error = _standard_error(T)
+        certain = f" +- {error:.2f}" if math.isfinite(error) else ""
         doubts.append(
-            f"the kinetic temperature is {T.mean():.2f} +- {_standard_error(T):.2f}, where 1 is right. "
+            f"the kinetic temperature is {T.mean():.3g}{certain}, where 1 is right. "
             + (
-                f"Use a smaller step_size (it is {h:.3g}), a larger batch_size or friction, or gradient=ControlVariate("
-                "find_mode(...))"
+                f"Use a smaller step_size (it is {h:.3g}), a larger batch_size or friction, gradient=ControlVariate("
+                "find_mode(...)), or more warm-up from a distant start"
                 if T.mean() > 1
                 else "Use more warm-up, or init_params=find_mode(...)"
             )
+        )
+    jump = long_steps(monitor.jump, coordinates)
+    if jump:
+        doubts.append(
+            f"the squared steps are {jump:.3g} times as large as by the injected noise alone, so the gradients, or the "
+            f"noise of their minibatches, widen the draws. Use a smaller step_size (it is {h:.3g}), a larger "
+            "batch_size, or gradient=ControlVariate(find_mode(...))"
         )
     inflation = float(np.max(monitor.inflation[:, -1]))
     if inflation > OFF:
@@ -219,6 +236,34 @@ def projection(position: Any, batched: bool) -> jax.Array:
     return total if batched else total[0]
 
 
+def squared_step(z: Any, before: Any, h: Any, batched: bool) -> jax.Array:
+    r"""
+    Mean over the coordinates of :math:`(z - z_{before})^2 / 2h`, of each chain. For
+    :math:`z = z_{before} - h g + \sqrt{2h} n` it is 1 + h E[g^2] / 2 on average: to first order 1 plus what curvature
+    and white noise of the gradient add to a relative variance.
+    """
+    squares = [jnp.square(x - y) for x, y in zip(jax.tree.leaves(z), jax.tree.leaves(before))]
+    if not batched:
+        squares = [x[None] for x in squares]
+    total = sum(x.reshape(len(x), -1).sum(-1) for x in squares)
+    size = sum(x[0].size for x in squares)
+    mean = total / (2 * size * jnp.maximum(h, jnp.finfo(total.dtype).tiny))
+    return mean if batched else mean[0]
+
+
+def long_steps(jump: np.ndarray, coordinates: int) -> float:
+    """
+    The mean of :func:`squared_step` over the later half of the draws, where it certainly exceeds ``LONG``, else 0.
+    Reshuffled rows take back most of a little noise, and little of so much.
+    """
+    jump = np.asarray(jump, float)
+    late = jump[:, jump.shape[1] // 2 :]
+    if late.shape[1] < 4 or not np.isfinite(late).all():
+        return 0.0
+    certain = late.mean() - CERTAIN * _standard_error(late) > LONG or beyond_chance(late, coordinates, LONG - 1)
+    return float(late.mean()) if certain and late.mean() > LONG else 0.0
+
+
 def _chains(stuck: np.ndarray, refused: np.ndarray) -> str:
     if len(refused) == 1:
         return "the chain has"
@@ -240,6 +285,21 @@ def _off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
     if log_T.mean() - CERTAIN * _standard_error(log_T) > np.log(HOT):
         return float(np.exp(log_T.mean()))
     return float(T.mean()) if T.mean() + CERTAIN * _standard_error(T) < COLD else 0.0
+
+
+def beyond_chance(T: np.ndarray, coordinates: int, tolerance: float) -> bool:
+    """
+    Whether the mean kinetic temperature is further from 1 than ``tolerance``, however much the draws depend on each
+    other: for d coordinates d T is chi-squared, and a mean of dependent draws is no wider than one draw (Jensen), so
+    by Chernoff's bound C chains have a mean beyond x with a probability of at most exp(-C d (x - 1 - log x) / 2).
+
+    :param T: shape ``(chains, draws)``.
+    """
+    mean = float(T.mean())
+    if not T.size or not math.isfinite(mean) or abs(mean - 1) <= tolerance:
+        return bool(T.size) and not math.isfinite(mean)
+    x = max(mean / (1 + math.copysign(tolerance, mean - 1)), np.finfo(float).tiny)
+    return len(T) * coordinates * (x - 1 - math.log(x)) / 2 > -math.log(CHANCE)
 
 
 def known_temperatures(monitor: Monitor) -> np.ndarray:

@@ -7,8 +7,8 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.kernels.report import Collected
-from numpyro_sgmcmc.kernels.run_checks import Monitor, projection
-from numpyro_sgmcmc.types import Phase
+from numpyro_sgmcmc.kernels.run_checks import Monitor, projection, squared_step
+from numpyro_sgmcmc.types import BySteps, Phase
 
 # What the key of a state is used for, a stream each. The key itself is used for nothing else.
 NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE = range(6)
@@ -75,7 +75,7 @@ class SGMCMCState(NamedTuple):
     - **rows_state** - place in the sequence of minibatches.
     - **step_size** - that of the last step.
     - **potential_estimate** - minibatch estimate of U where the gradient was last evaluated: noisy, and not at ``z``.
-    - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``.
+    - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``, or ``BySteps()``.
     - **diverging** - whether the last transition refused a step that left the finite numbers or the support.
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.
@@ -126,6 +126,10 @@ class SGMCMCState(NamedTuple):
         found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 7
         found = [jnp.full_like(self.step_size, number) for number in found]
         place = projection(self.phase.z, batched)
-        own = chain, self.refused, temperature, self.step_size, changed, self.potential_estimate, place
+        jump = jnp.full_like(self.step_size, jnp.nan)
+        if isinstance(self.temperature, BySteps):
+            jump = squared_step(self.phase.z, self.last_finite, self.step_size, batched)
+        own = chain, self.refused, temperature, self.step_size, changed, self.potential_estimate, place, jump
         monitor = Monitor(*own, *found)
-        return Collected.of(monitor, jnp.size(self.i) if batched else 1)
+        chains = jnp.size(self.i) if batched else 1
+        return Collected.of(monitor, chains, sum(map(jnp.size, jax.tree.leaves(self.phase.z))) // chains)
