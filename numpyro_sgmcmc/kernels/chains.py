@@ -47,7 +47,7 @@ class Chains:
     :param steps_per_sample: integrator steps of a transition. None: as many as the warm-up finds.
     :param dense_mass: which coordinates the warm-up takes for correlated.
     :param known: coordinates and curvature with which the warm-up begins, or None.
-    :param bool searching: False after the warm-up: a transition is then compiled without the program that finds numbers.
+    :param bool searching: False after the warm-up: transitions without the program that finds the numbers.
     """
 
     potential: ModelPotential
