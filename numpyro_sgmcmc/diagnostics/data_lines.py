@@ -168,13 +168,17 @@ def prediction_lines(
     }
     for key, words in (("noise", "minibatch noise"), ("step", "the step size")):
         inflation = getattr(of, key)
-        worst = int(np.argmax(np.abs(inflation)))
+        error = of.noise_error if key == "noise" else np.zeros_like(inflation)
+        size = np.abs(inflation)
+        certain = np.where(size - bound(len(size), len(draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
+        worst = int(np.argmax(certain if certain.any() else size))
+        known_to = f" +- {error[worst]:.1%}" if error[worst] > 0.01 else ""
         lines[f"inflation_by_{key}"] = Line(
             f"inflation predicted of {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else ""),
             float(inflation[worst]),
-            f"{inflation[worst]:+.1%} at {draws.names[worst]}",
+            f"{inflation[worst]:+.1%}{known_to} at {draws.names[worst]}",
             f"<= {VARIANCE[0]:.0%}",
-            graded(abs(float(inflation[worst])), *VARIANCE),
+            graded(float(certain.max()), *VARIANCE),
             advice[key],
             {
                 "where": draws.names[worst],

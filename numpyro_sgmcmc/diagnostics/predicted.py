@@ -30,7 +30,8 @@ from numpyro_sgmcmc.model.coordinates import raveled
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
 from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
 
-PAIRS = 200  # of minibatches
+PAIRS, FEWEST = 1000, 200  # of minibatches, and for many coordinates
+NUMBERS = 2**25  # that the pairs take together
 DENSE = 300  # coordinates beyond which each is its own mode
 LONGER = 1.25  # a step so much larger should still be stable
 
@@ -39,7 +40,8 @@ class Prediction(NamedTuple):
     """
     By coordinate of z, shape ``(d,)``, but for the last two.
 
-    - **noise** - inflation of the variance by minibatch noise.
+    - **noise** - inflation of the variance by minibatch noise; **noise_error** - its standard error, by the number of
+      pairs: with NOGIN the inflation is a small difference of what is put in and what is taken out.
     - **step** - by the step size.
     - **variance** - s^2 of the kernel's gradient.
     - **stable** - 2: the step is stable, 1: at 1.25 times its size it would not be, 0: it is not.
@@ -47,6 +49,7 @@ class Prediction(NamedTuple):
     """
 
     noise: np.ndarray
+    noise_error: np.ndarray
     step: np.ndarray
     variance: np.ndarray
     stable: int
@@ -60,13 +63,15 @@ def gradient_pairs(
     model_args: tuple,
     model_kwargs: Mapping[str, Any],
     rng_key: jax.Array,
-    pairs: int = PAIRS,
+    pairs: int | None = None,
 ) -> np.ndarray:
     """
     (g_1 - g_2) / sqrt(2) of fresh minibatches, by the kernel's own estimator at draws of the run, shape ``(pairs, d)``.
     What an estimator remembers belongs to the last state; for one that moves it is looked at there.
     """
     states = states_of(kernel, state)
+    if pairs is None:
+        pairs = min(PAIRS, max(FEWEST, NUMBERS // draws.z.shape[-1]))
     per_chain = -(-pairs // len(states))
     stays = isinstance(kernel.gradient, (Minibatch, ControlVariate))
     independent = WithoutReplacement() if getattr(kernel.rows, "distinct", True) else kernel.rows
@@ -121,7 +126,9 @@ def predicted(
     g, e = into(gradients.reshape(y.shape)), into(pairs)
     curvature, modes = _modes(y, g)
     in_modes = lambda a: a if modes is None else a @ modes  # noqa: E731
-    s2 = (in_modes(e) ** 2).mean(0)
+    squares = in_modes(e) ** 2
+    s2 = squares.mean(0)
+    relative_error = squares.std(0) / np.maximum(s2, 1e-300) / np.sqrt(len(squares))
     h = float(np.asarray(one.step_size))
     known = None
     if word.needs_variance:
@@ -140,7 +147,8 @@ def predicted(
     step = by_z(alone.step)
     with np.errstate(invalid="ignore"):
         more = np.where(np.isfinite(step), by_z(total) - step, 0.0)
-    return Prediction(more, step, (pairs**2).mean(0), stable, _rescaling(L, modes, total))
+        error = np.where(np.isfinite(step), by_z(law.noise * relative_error), 0.0)
+    return Prediction(more, error, step, (pairs**2).mean(0), stable, _rescaling(L, modes, total))
 
 
 def epoch_of(kernel: SGMCMC, potential: Potential) -> float:
