@@ -368,7 +368,7 @@ def test_a_table_for_people_and_a_dict_for_programs():
     found = summary(mcmc, X, Y, seconds=2.0)
     assert dict(found)["score"]["where"].startswith("w[")
     lines = str(found).splitlines()
-    assert lines[0] == "The run: right" and any(line.startswith("E[dU/dz] = 0") for line in lines)
+    assert lines[0] == "Verdict: right" and any(line.startswith("E[dU/dz] = 0") for line in lines)
     assert max(map(len, lines)) < 160
     assert found.by_site.keys() == {"w"} and found.by_site["w"]["verdict"] == "ok"
     assert found.by_site["w"]["virial"] == found["virial"]["by_site"]["w"]["z"]

@@ -24,7 +24,7 @@ MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
     rows = "all rows" if found.whole else f"{found.rows} fresh rows"
     n = draws.z.shape[0] * draws.z.shape[1]
-    lines = {"looked_at": Line("gradients looked at", n, f"{n} draws, {rows} each", details={"passes": found.passes})}
+    lines = {"looked_at": Line("gradients evaluated", n, f"{n} draws, {rows} each", details={"passes": found.passes})}
     if draws.left_out:
         share = draws.left_out / (n + draws.left_out)
         lines["edge"] = Line(
@@ -174,7 +174,7 @@ def prediction_lines(
         worst = int(np.argmax(certain if certain.any() else size))
         known_to = f" +- {error[worst]:.1%}" if error[worst] > 0.01 else ""
         lines[f"inflation_by_{key}"] = Line(
-            f"inflation predicted of {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else ""),
+            f"inflation predicted from {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else ""),
             float(inflation[worst]),
             f"{inflation[worst]:+.1%}{known_to} at {draws.names[worst]}",
             f"<= {VARIANCE[0]:.0%}",

@@ -47,7 +47,7 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
         share = [plate.batch_size / plate.size for plate in potential.plates.values()]
         twice = 2 if hasattr(kernel._chain_for(potential).gradient, "anchor") else 1
         passes = evaluations * twice * float(np.prod(share))
-        lines["passes"] = Line("passes through the data, by the steps", passes, plain(passes))
+        lines["passes"] = Line("passes over the data, by the steps", passes, plain(passes))
     except (TypeError, ValueError):
         pass  # the arguments of the run are not known any more, as after unpickling
     shown = plain(evaluations)
@@ -114,7 +114,7 @@ def _refused(mcmc: MCMC, monitor: Any, z: np.ndarray) -> Line:
         f"{share:.2%}" + (f", {still} chains stand still" if still else ""),
         "<= 1 %",
         "wrong" if wrong else graded(share, 0.01, 0.2),
-        "steps left the finite numbers or the support: a smaller step_size, or look for data that are not finite.",
+        "steps led to values that are not finite or out of the support: use a smaller step_size, or check the data.",
         {"in_a_row": in_a_row, "standing_still": still},
     )
 
@@ -139,7 +139,7 @@ def temperature_line(name: str, T: np.ndarray, coordinates: int | None = None, l
         f"{mean:.3f} +- {error:.3f}",
         f"1 +- {VARIANCE[0]}",
         verdict,
-        f"the draws are too {'wide' if mean > 1 else 'narrow'} or on their way from a distant start: {SMALLER}, or "
+        f"the draws are too {'wide' if mean > 1 else 'narrow'} or have not arrived from a distant start: {SMALLER}, or "
         "more warm-up.",
         {"error": error},
     )
@@ -152,7 +152,7 @@ def _thermostat(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState) -> Line:
     leaves = [np.asarray(leaf, float).ravel() for leaf in (kept.values() if isinstance(kept, dict) else [kept])]
     absorbed = float(np.concatenate(leaves).mean()) - kernel.dynamics.noise
     of = "" if "thermostat" in fields else ", of the last state"
-    return Line("thermostat less D, the noise taken up", absorbed, plain(absorbed) + of)
+    return Line("thermostat minus D: the noise that it balances", absorbed, plain(absorbed) + of)
 
 
 def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:

@@ -91,10 +91,9 @@ def summary(
         names = [name for name in sorted(values) for _ in range(values[name].shape[-1])]
         lines |= kept_lines(mcmc, kernel, state, z, names)
         note = (
-            "These lines cannot see every bias: summary(mcmc, *model_args), with the data, adds the identities of the "
-            "score."
+            "These lines do not detect every bias. With the data, summary(mcmc, *model_args) adds the score identities."
         )
-        return Summary("The run", lines, note)
+        return Summary("Verdict", lines, note)
     coordinates = sum(x[0, 0].size for x in latent_draws(mcmc).values())
     few = min(max_draws, max(FEWEST, NUMBERS // coordinates))
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, few, "summary")
@@ -106,7 +105,7 @@ def summary(
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
         lines |= prediction_lines(kernel, state, draws, found, pairs, epoch_of(kernel, potential))
-    return Summary("The run", lines, by_site=numbers_by_site(lines))
+    return Summary("Verdict", lines, by_site=numbers_by_site(lines))
 
 
 def _takes_arguments(mcmc: MCMC) -> bool:

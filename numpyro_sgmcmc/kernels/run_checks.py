@@ -87,23 +87,23 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
         _warn(
-            f"{_chains(stuck, refused)} refused every step for a while (up to {refused.max()} in a row), as they left "
-            f"the finite numbers or the support; the step size is {h:.3g}. A refused step leaves the chain where it "
-            "is. Use a smaller step_size, or look for data that are not finite."
+            f"{_chains(stuck, refused)} refused every step for a while (up to {refused.max()} in a row), because "
+            f"these led to values that are not finite or out of the support; step_size is {h:.3g}. Use a smaller "
+            "step_size, or check the data for values that are not finite."
         )
     T = _off_temperature(known_temperatures(monitor), np.delete(np.arange(len(refused)), stuck))
     if T:
         why = (
-            "the step size is beyond its stability limit, the minibatches are noisier than the friction can take up, "
-            "or the chain is still on its way from a distant start. Use a smaller step_size, larger batches, or more "
+            "the step size is beyond its stability limit, the friction is too small for the noise of the minibatches, "
+            "or the chain has not arrived from a distant start. Use a smaller step_size, larger batches, or more "
             "warm-up from init_params=find_mode(...)."
             if T > 1
-            else "the momentum has been slowed down, by thermostats that were wound up on the way from a distant start "
-            "or by refused steps. Start at find_mode(...), use more warm-up, or a smaller step_size."
+            else "thermostats that were wound up on the way from a distant start, or refused steps, have slowed down "
+            "the momentum. Start at find_mode(...), or use more warm-up or a smaller step_size."
         )
         _warn(
-            f"the kinetic temperature of the run is {T:.3g}, where 1 is right, so the draws are not those of the "
-            f"posterior; step_size is {h:.3g}. Perhaps {why}"
+            f"the kinetic temperature of the run is {T:.3g} instead of 1, so the draws are not from the posterior; "
+            f"step_size is {h:.3g}. Perhaps {why}"
         )
     elif not stuck.size:
         of = Monitor(*(part if isinstance(part, tuple) else np.asarray(part)[kept] for part in monitor))
@@ -112,9 +112,8 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
             _report_doubts(of, h, coordinates)
     if np.asarray(monitor.data_changed).any():
         _warn(
-            "the run was resumed with other data than it was started with. What the state holds of the data "
-            "(control variates, tables, thermostats) is that of the old ones. Start a new run, or resume with the data "
-            "that the state comes from."
+            "the run was resumed with other data than it was started with. Its state (control variates, tables, "
+            "thermostats) still belongs to the old data. Start a new run, or resume with the old data."
         )
 
 
@@ -126,8 +125,8 @@ def _log_found(monitor: Monitor, kept: np.ndarray) -> None:
     h, steps, noise, passes, *scores = (float(np.asarray(getattr(monitor, name))[kept][0, -1]) for name in names)
     logger.info(
         f"found in the warm-up: step_size {h:.3g} in coordinates where the posterior is round, steps_per_sample "
-        f"{steps:.0f}, variance of the gradient's noise at most {noise:.3g}; {passes:.3g} passes over the data by the "
-        f"search; the check says {verdict(*scores)}."
+        f"{steps:.0f}, variance of the gradient's noise at most {noise:.3g}; {passes:.3g} passes over the data in the "
+        f"search; verdict of the check: {verdict(*scores)}."
     )
 
 
@@ -154,10 +153,10 @@ def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -
     if seen:
         _warn(
             "the draws are doubtful: in the second half of the warm-up, in the worst direction, "
-            f"{' and '.join(seen)}. The posterior is perhaps bent by a hierarchy (centre groups of many rows, "
-            "non-centre those of few: numpyro.infer.reparam.LocScaleReparam), of several modes, or far from a normal "
-            "shape (compare with NUTS on fewer rows); or the warm-up was too short (a larger num_warmup). "
-            "numpyro_sgmcmc.settings(mcmc) has what was found."
+            f"{' and '.join(seen)}. Possible causes: a hierarchy (centre the groups with many rows, non-centre those "
+            "with few: numpyro.infer.reparam.LocScaleReparam), several modes, a posterior that is far from normal "
+            "(compare with NUTS on fewer rows), or too short a warm-up (use a larger num_warmup). "
+            "numpyro_sgmcmc.settings(mcmc) returns what the warm-up found."
         )
     return bool(seen)
 
@@ -172,7 +171,7 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
         error = _standard_error(T)
         certain = f" +- {error:.2f}" if math.isfinite(error) else ""
         doubts.append(
-            f"the kinetic temperature is {T.mean():.3g}{certain}, where 1 is right. "
+            f"the kinetic temperature is {T.mean():.3g}{certain} instead of 1. "
             + (
                 f"Use a smaller step_size (it is {h:.3g}), a larger batch_size or friction, gradient=ControlVariate("
                 "find_mode(...)), or more warm-up from a distant start"
@@ -200,11 +199,11 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
         )
     elif _never_mixed(monitor.place):
         doubts.append(
-            f"the chains are in different places and never mixed (R-hat above {NEVER_MIXED:g}). Use a larger "
+            f"the chains are in different places and do not mix (R-hat above {NEVER_MIXED:g}). Use a larger "
             "num_warmup or steps_per_sample, or init_params=find_mode(...); perhaps there are several modes"
         )
     if doubts:
-        _warn("the draws are doubtful: " + ". Also ".join(doubts) + ". numpyro_sgmcmc.summary(mcmc, *args) has more.")
+        _warn("the draws are doubtful: " + ". Also ".join(doubts) + ". numpyro_sgmcmc.summary(mcmc, *args) shows more.")
 
 
 def _never_mixed(place: np.ndarray) -> bool:

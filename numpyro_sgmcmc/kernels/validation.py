@@ -190,6 +190,6 @@ def warn_of_scattered_rows(potential: ModelPotential, rows: RowScheme) -> None:
     if potential.sources and not getattr(rows, "contiguous", False):
         warnings.warn(
             f"{potential.sources[0]!r} is on disk, and rows={rows!r} reads its rows one by one, which is several times "
-            "slower than in pieces. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",
+            "slower than in blocks. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",
             stacklevel=stack_level(),
         )
