@@ -39,8 +39,8 @@ Written by [step_sizes.py](step_sizes.py) on {date} (jax {jax}, numpyro {numpyro
 
 A logistic regression with N simulated rows and d coefficients is sampled from minibatches of n = {batch} rows, by
 {chains} chains, or by half as many at a friction of 1. The tables give the standard deviation of the draws over that
-of the normal approximation at the mode, ± its standard error: 1.00 is right, 2.00 means twice as wide. The same ratio for
-NUTS is {nuts}. λ is the largest curvature of U, and ω = sqrt(λ).
+of the normal approximation at the mode, ± its standard error: 1.00 is right, 2.00 means twice as wide. The same ratio
+for NUTS is {nuts}. λ is the largest curvature of U, and ω = sqrt(λ).
 
 ## SGLD
 

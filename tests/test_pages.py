@@ -63,6 +63,32 @@ def test_the_tables_of_the_bias_are_those_of_the_kernels():
     assert program.page() == (DOCS / "bias.md").read_text()
 
 
+def table_rows(page):
+    lines = (DOCS / page).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def test_the_rules_for_step_sizes_have_the_measured_numbers():
+    rules = {(kernel, rule): numbers for kernel, rule, *numbers in map(rule_of, table_rows("choosing.md")) if kernel}
+    names = {"1, the default": "n / (N ω), γ = 1, the default", "ω": "n / (N ω), γ = ω"}
+    measured = {}
+    for N, d, setting, *found in table_rows("step_sizes.md"):
+        if d == "20":
+            kernel, rule = ("SGHMC", names.get(setting)) if len(found) == 2 else ("SGLD", setting)
+            cells = measured.setdefault((kernel, rule), {})
+            for rows, cell in zip(("reshuffled", "independent"), found):
+                cells[rows, N] = cell.split(" ±")[0]
+    order = [(rows, N) for rows in ("reshuffled", "independent") for N in ("10,000", "100,000")]
+    assert len(rules) == 5
+    for setting, numbers in rules.items():
+        assert numbers == [measured[setting][cell] for cell in order], setting
+
+
+def rule_of(row):
+    found = re.fullmatch(r"`(SG\w+)`, h = (.*)", row[0])
+    return [*found.groups(), *row[1:]] if found and len(row) == 5 else ["", ""]
+
+
 def test_every_public_name_is_in_the_reference():
     documented = set(re.findall(r"^\.\. auto(?:class|function):: (\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
     assert documented == set(numpyro_sgmcmc.__all__)

@@ -148,8 +148,8 @@ class SCIR(SGMCMC):
                 raise ValueError(
                     f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} where the chain starts; SCIR needs them "
                     f"positive. If its likelihood divides by the sum, as mixtures do, give counts={{{name!r}: N}} with "
-                    "the number of rows; if its conditional is a Gamma law of another rate than its prior's, give "
-                    "rate=; otherwise use SGRLD(model, metric=ExpandedMean())."
+                    "the number of rows; if its conditional is a Gamma distribution with another rate than its prior, "
+                    "give rate=; otherwise use SGRLD(model, metric=ExpandedMean())."
                 )
         for name, (first, second) in there.items():
             first, second = np.asarray(first, float), np.asarray(second, float)
@@ -157,8 +157,9 @@ class SCIR(SGMCMC):
                 raise ValueError(
                     f"the likelihood is not homogeneous in site {name!r}: its total count depends on the latents, "
                     f"{first.ravel()[0]:.6g} at one place and {second.ravel()[0]:.6g} at another, so that SCIR would "
-                    f"sample another law. Divide by the sum in the model, {name} / {name}.sum(-1, keepdims=True), and "
-                    f"give counts={{{name!r}: the number of counts}}, or use SGRLD(model, metric=ExpandedMean())."
+                    f"sample another distribution. Divide by the sum in the model, {name} / {name}.sum(-1, "
+                    f"keepdims=True), and give counts={{{name!r}: the number of counts}}, or use "
+                    "SGRLD(model, metric=ExpandedMean())."
                 )
 
 

@@ -151,7 +151,7 @@ class Tempered(MCMCKernel):
         self.temperatures = _checked_temperatures(temperatures)
         self.swap_batch_size = None if swap_batch_size is None else checked_count("swap_batch_size", swap_batch_size)
         if self.swap_batch_size == 1:
-            raise ValueError("swap_batch_size=1: one row says nothing of the variance. Give at least 2.")
+            raise ValueError("swap_batch_size=1: one row does not determine a variance. Give at least 2.")
         self.kernel = copy.copy(kernel)
         chain = replace(kernel._chain, gradient=TemperedGradient(kernel.gradient))
         object.__setattr__(self.kernel, "_chain", chain)
@@ -270,7 +270,7 @@ class Tempered(MCMCKernel):
             if found:
                 raise ValueError(f"Tempered does not work with {what}: it compares replicas by the energies of rows.")
         if potential.plates and self._swap_rows(potential) < 2:
-            raise ValueError("batch_size=1: one row says nothing of the variance. Give Tempered a swap_batch_size.")
+            raise ValueError("batch_size=1: one row does not determine a variance. Give Tempered a swap_batch_size.")
 
 
 def log_exchange(delta: jax.Array, difference: jax.Array, variance: jax.Array) -> jax.Array:

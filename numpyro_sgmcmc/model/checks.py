@@ -116,7 +116,7 @@ def _outline_of_all_rows(
         odd = _no_array_of_numbers(args, kwargs)
         if odd:
             raise ValueError(
-                f"{odd}, of which the model cannot take traced rows. Hand in an array of numbers: np.asarray(x), "
+                f"{odd}, which cannot be indexed by traced rows. Pass an array of numbers: np.asarray(x), "
                 f"x.to_numpy(float). The failure was: {type(error).__name__}: {error}"
             ) from error
         if not isinstance(error, jax.errors.TracerArrayConversionError):
@@ -124,7 +124,7 @@ def _outline_of_all_rows(
         raise NeedsValues(
             "the model hands a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
             "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
-            "(jnp.asarray), columns of a DataFrame be taken out by .to_numpy() before the run."
+            "(jnp.asarray); convert columns of a DataFrame with .to_numpy() before the run."
         ) from error
 
 

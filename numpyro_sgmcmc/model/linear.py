@@ -142,8 +142,8 @@ def linear_predictor(
     if not cuts:
         raise ValueError(
             f"{label} needs a model whose rows depend on the latents through a linear predictor alone, with fewer "
-            "numbers a row than there are coordinates. No such value was found of the latents "
-            f"{', '.join(map(repr, potential.prototype))}: an unknown scale, or a product of latents, is in the way. "
+            "numbers a row than there are coordinates. No such value was found for the latents "
+            f"{', '.join(map(repr, potential.prototype))}: an unknown scale, or a product of latents, prevents it. "
             "If the model has one, name it by predictor=; otherwise use a table of the form 'batch' or 'row'."
         )
     cut = min(cuts, key=lambda number: program.shapes[number].size)

@@ -78,16 +78,17 @@ def support_of(name: str, fn: Distribution) -> np.ndarray:
         base = base.base_dist
     if base.event_shape or not base.has_enumerate_support:
         raise LocalError(
-            f"local site {name!r} has a {type(base).__name__} law, whose values cannot be enumerated: its support must "
-            "be finite, and its event a number for each coordinate. Marginalise it, or give the kernel local=."
+            f"local site {name!r} has a {type(base).__name__} distribution, whose values cannot be enumerated: its "
+            "support must be finite, and its event a number for each coordinate. Marginalise it, or give the kernel "
+            "local=."
         )
     with jax.ensure_compile_time_eval():
         try:
             values = np.asarray(base.enumerate_support(expand=False))
         except NotImplementedError as error:
             raise LocalError(
-                f"local site {name!r} has a {type(base).__name__} law, whose support is different from row to row or "
-                "not finite. Marginalise it, or give the kernel local=."
+                f"local site {name!r} has a {type(base).__name__} distribution, whose support differs between rows or "
+                "is not finite. Marginalise it, or give the kernel local=."
             ) from error
     values = values.reshape(len(values), -1)[:, 0]
     count = math.prod(fn.event_shape)
