@@ -209,7 +209,7 @@ def _with(statement, marked=None):
     "model, message",
     [
         (_with(lambda k: numpyro.factor("f", k.sum())), "'f' depends on 'k', which is to be summed out"),
-        (_with(lambda k: None, dist.Poisson(2.0)), "'k' has a Poisson law"),
+        (_with(lambda k: None, dist.Poisson(2.0)), "'k' has a Poisson distribution"),
         (_with(lambda k: None, dist.Categorical(jnp.ones(5000) / 5000)), r"'k' has 5000\^1 values"),
         (_with(lambda k: None, dist.Bernoulli(0.5).expand([12]).to_event(1)), r"'k' has 2\^12 values"),
     ],
