@@ -45,8 +45,8 @@ y = X @ truth + 3 * random.normal(key_y, (100_000,))
 # %%
 # Sampling
 # --------
-# ``MCMC`` is NumPyro's. The kernel needs only a batch size. The warm-up finds the step size, the friction, the
-# coordinates and the number of steps per draw.
+# ``MCMC`` is NumPyro's. The kernel needs only a batch size. The warm-up finds the step size, the coordinates and the
+# number of steps per draw.
 
 mcmc = MCMC(
     SGHMC(model, batch_size=500),
@@ -63,8 +63,8 @@ mcmc.print_summary()
 # ``settings`` returns what the warm-up found. ``passes`` is the number of times that it went through the data.
 
 found = settings(mcmc)
-for name in ("step_size", "steps_per_sample", "passes", "verdict"):
-    print(f"{name}: {found[name]}")
+print(f"step size {found['step_size']:.2f}, {found['steps_per_sample']} steps per draw")
+print(f"{found['passes']:.0f} passes over the data in the search, verdict of the check: {found['verdict']}")
 
 # %%
 # Checking the draws
