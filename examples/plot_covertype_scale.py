@@ -1,6 +1,6 @@
 r"""
-A million rows against the clock
-================================
+NUTS, HMCECS and SGHMC on a million rows
+========================================
 
 Logistic regression on a million rows of the shape of covertype: ten continuous columns and 44 indicators of area and
 soil type, some of them with very few rows. SGHMC with control variates, NUTS and NumPyro's energy conserving

@@ -1,11 +1,12 @@
 """
-Which diagnostic sees which fault
-=================================
+Which diagnostic detects which fault
+====================================
 
-Ten faults are planted in runs of six models, one at a time. The picture shows which lines of ``summary`` turn red, and
-whether the fault has moved a mean by 0.3 sd or an sd by 15 %, by NUTS on the same data. The program asserts that no
-such run is called right, and that runs without a fault turn no line red and end without a word: ten seeds of each
-model with given numbers, and ten with those that the warm-up finds, 57 of 60 at least.
+The program plants ten faults in runs of six models, one at a time. The picture shows which lines of ``summary`` turn
+red, and whether the fault has moved a mean by 0.3 standard deviations, or a standard deviation by 15 %, compared with
+NUTS on the same data. The program asserts that no such run is called right. It also makes runs without a fault, ten
+seeds of each model with given settings and ten with those that the warm-up finds, and asserts that at least 57 of 60
+turn no line red and end without a warning.
 """
 
 # %%

@@ -1,6 +1,6 @@
 r"""
-The variance of the gradient along the way
-==========================================
+The variance of the gradient during a run
+=========================================
 
 How noisy four estimators of the gradient are while a chain of stochastic gradient Langevin dynamics goes through the
 data: plain minibatches, SAGA, SVRG and control variates, from the mode and from a far start. This is the experiment of

@@ -2,11 +2,11 @@
 A hierarchical model and its scales
 ===================================
 
-A regression with an intercept and a slope for each of 50 groups of very unlike size, on a hundred thousand rows. The
-scales of the effects and of the noise are constrained sites with priors of their own. SGHMC on minibatches, with the
-noise of the gradients reduced by control variates or by SAGA, is compared with NUTS on all rows, in its draws and on
-the clock. A second model has a scale that the data hardly determine, on which minibatches fail. The program asserts
-its claims at the end.
+A regression with an intercept and a slope for each of 50 groups of very different sizes, on a hundred thousand rows.
+The scales of the effects and of the noise are constrained sites with priors of their own. SGHMC on minibatches, with
+gradient noise reduced by control variates or by SAGA, is compared with NUTS on all rows: the draws, and the time. A
+second model has a scale that the data hardly determine, and minibatches fail on it. The program asserts its claims at
+the end.
 """
 
 from argparse import Namespace

@@ -10,8 +10,8 @@ A row x of the data is :math:`W^{-1}` times independent sources :math:`y_i = w_i
 .. math:: p(x | W) = |\det W| \prod_i p(w_i^T x), \qquad p(y) = \frac{1}{4 \cosh^2(y / 2)},
 
 with normal priors on the entries of W. The score is the log likelihood of held-out rows. The paper's recording, a
-magnetoencephalogram, is not at hand; any other is read by ``--data``. Without data, and as a second set beside them,
-logistic sources are simulated and mixed by a random matrix, which the program then has to find.
+magnetoencephalogram, is not available; use ``--data`` for any other. Without data, and as a second set, the program
+simulates logistic sources, mixes them by a random matrix, and has to recover it.
 """
 
 import sys

@@ -6,10 +6,10 @@ Latent Dirichlet allocation (Li et al. 2016, section 5.1): each document has its
 variables that belong to a row. The kernels sample the topics from minibatches of 5 documents. For these documents alone
 ``local=`` draws the shares, by Gibbs sampling of the topic of each word.
 
-The paper's abstracts of ICML are not to be had; ``cora_abstracts``, 2410 abstracts of papers on machine learning, is
-the nearest corpus. Four documents of five are for training. Of the others one half of the words is seen, and the
-perplexity is that of the other half, by the average over the draws of the topics. The reference is collapsed Gibbs
-sampling of all documents, with the prior of the topics that is best on some of the training documents.
+The paper's corpus of ICML abstracts is not available. ``cora_abstracts``, 2410 abstracts of papers on machine learning,
+is the most similar corpus. Four of five documents are for training. Of the others one half of the words is given, and
+the perplexity is that of the other half, averaged over the draws of the topics. The reference is collapsed Gibbs
+sampling of all documents, with the topic prior that performs best on some of the training documents.
 """
 
 import datasets

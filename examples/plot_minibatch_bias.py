@@ -1,11 +1,11 @@
 """
-What minibatches cost, and what gives it back
-=============================================
+The bias from minibatches, and what removes it
+==============================================
 
-Minibatches add noise to the gradient, and the noise widens the posterior that a chain samples. With independent
-minibatches this error is of order 1 in the step size whatever the integrator, and usually far larger than the error of
-the integrator. The program computes it exactly on a Gaussian model, measures on a logistic regression what random
-reshuffling, SAGA, SVRG and control variates give back, and asserts its claims at the end.
+Minibatches add noise to the gradient, and the noise makes the sampled posterior too wide. With independent minibatches
+this error is of order 1 in the step size whatever the integrator, and usually far larger than the error of the
+integrator. The program computes it exactly on a Gaussian model. On a logistic regression it measures how much of it
+random reshuffling, SAGA, SVRG and control variates remove. It asserts its claims at the end.
 """
 
 # %%

@@ -2,9 +2,9 @@ r"""
 Two modes that no chain leaves
 ==============================
 
-The location of a mixture of two normal laws has a posterior with two modes. Within each of them, stochastic gradient
-Langevin dynamics with the SAGA estimator finds the posterior; how much weight the modes have, it cannot find. This is
-the experiment of Dubey et al. (2016), section 5.4, with many chains in place of one.
+The location of a mixture of two normal distributions has a posterior with two modes. Within each mode, stochastic
+gradient Langevin dynamics with the SAGA estimator samples the posterior correctly. It cannot find the weights of the
+modes. This is the experiment of Dubey et al. (2016), section 5.4, with many chains instead of one.
 
 The rows are drawn from :math:`\tfrac12 N(\mu, \sigma^2) + \tfrac12 N(\gamma - \mu, \sigma^2)` with
 :math:`\mu = -5,\ \gamma = 20,\ \sigma = 5`, so their components are at -5 and 25. Only :math:`\mu` is unknown, with a

@@ -2,8 +2,8 @@ r"""
 Samplers for networks: ensembles of short chains
 ================================================
 
-A small network for regression, 50 hidden units and an unknown noise, from optimised starts: does it pay to sample at
-the end of training, rather than to train on? All methods see the same number of minibatches.
+A small network for regression with 50 hidden units and unknown noise, started from several training runs. Is it better
+to sample at the end of training than to train on? All methods see the same number of minibatches.
 """
 
 # %%

@@ -1,11 +1,11 @@
 """
-A line without numbers, on 55 models
-====================================
+Default settings on 55 models
+=============================
 
-What becomes of ``MCMC(SGHMC(model, batch_size=...), num_warmup=1000, num_samples=1000, num_chains=4)`` on models
-for which it was not made? The kernel finds coordinates, step size and all the rest in its warm-up. For each model its
-draws are compared with NUTS on all rows: the mean and the standard deviation of every coordinate, and the clock. The
-models and their data are in ``no_numbers_models.py``.
+How well does ``MCMC(SGHMC(model, batch_size=...), num_warmup=1000, num_samples=1000, num_chains=4)`` work on models for
+which it was not made? The warm-up chooses the coordinates, the step size and everything else. For each model the draws
+are compared with NUTS on all rows: the mean and the standard deviation of every coordinate, and the time. The models
+and their data are in ``no_numbers_models.py``.
 """
 
 from pathlib import Path

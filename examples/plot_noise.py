@@ -1,13 +1,14 @@
 r"""
-What to do about the noise of minibatches
-=========================================
+Remedies for minibatch noise
+============================
 
-The noise of a minibatch's gradient makes the draws too wide. Seven answers, at the same step size and friction, on
-three models: nothing; thermostats, which find the friction that balances the noise; subtraction, which injects less by
-what the noise adds (Ma, Chen & Fox 2015, equation 9), to first order; NOGIN (Matthews & Weare 2018), which does it
-exactly for Gaussian noise; rows without repetition; and two estimators with less noise, control variates and SAGA.
+The noise of minibatch gradients makes the draws too wide. This program compares seven ways to deal with it, at the same
+step size and friction, on three models: nothing; thermostats, which find the friction that balances the noise;
+subtraction, which injects less noise by the amount that minibatches add (Ma, Chen & Fox 2015, equation 9), to first
+order; NOGIN (Matthews & Weare 2018), which does so exactly for Gaussian noise; random reshuffling; and two estimators
+with less noise, control variates and SAGA.
 
-The error is that of the variances of the posterior, against the gradients of single rows that were evaluated.
+The error is that of the posterior variances, plotted against the number of row gradients.
 """
 
 from gallery import expect_refusals, parsed, parser, save

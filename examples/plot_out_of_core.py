@@ -1,9 +1,9 @@
 r"""
-A file three times the memory: rows from disk
-=============================================
+Data on disk: a file three times the size of the memory
+=======================================================
 
-A process samples the posterior of a regression on 72 million rows. They are in a file of 6 GB, and the process may
-allocate 2 GB, interpreter and libraries among them. The posterior is known in closed form.
+The program samples the posterior of a regression on 72 million rows. They are in a file of 6 GB, and the process may
+allocate 2 GB, including the interpreter and the libraries. The posterior is known in closed form.
 """
 
 # %%

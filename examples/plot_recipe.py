@@ -2,12 +2,12 @@ r"""
 A new dynamics in ten lines
 ===========================
 
-Any :math:`D(x)` that is symmetric and positive semi-definite and any :math:`Q(x)` that is skew make a sampler (Ma,
-Chen & Fox 2015). This program makes two that have no name, on the double well of Ding et al. (2014), and checks the
-laws of both.
+Every symmetric, positive semi-definite :math:`D(x)` and every skew-symmetric :math:`Q(x)` define a sampler (Ma, Chen &
+Fox 2015). This program defines two that have no name, on the double well of Ding et al. (2014), and checks the
+distributions of their draws.
 
-The potential is :math:`U(\theta) = (\theta + 4)(\theta + 1)(\theta - 1)(\theta - 3) / 14 + 1/2`. The law of the draws
-should be :math:`\exp(-U)`.
+The potential is :math:`U(\theta) = (\theta + 4)(\theta + 1)(\theta - 1)(\theta - 3) / 14 + 1/2`. The draws should have
+the density :math:`\exp(-U)`.
 """
 
 from gallery import expect_refusals, parsed, parser, save

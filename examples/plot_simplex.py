@@ -1,11 +1,11 @@
 r"""
-Sparse points of the simplex
-============================
+Sparse probabilities on the simplex
+===================================
 
-Most probabilities of a topic's words are nearly zero. There gradients fail: the step of a Langevin sampler is larger
-than the numbers that it moves. This program samples a sparse Dirichlet posterior from minibatches in three ways and
-compares the draws with the exact marginal laws, as Patterson & Teh (2013) and Baker, Fearnhead, Fox & Nemeth (2018)
-do.
+Most probabilities of a topic's words are nearly zero. Gradients fail there, because the step of a Langevin sampler is
+larger than the numbers that it moves. This program samples a sparse Dirichlet posterior from minibatches in three ways
+and compares the draws with the exact marginal distributions, as Patterson & Teh (2013) and Baker, Fearnhead, Fox &
+Nemeth (2018) do.
 
 There are 10 categories, with a prior of 0.1 for each, and 1000 rows, of which 990 are in three categories and 7 are
 empty or nearly so. A minibatch has 100 rows.

@@ -1,10 +1,10 @@
 """
-The bias of SGHMC against its step size
-=======================================
+The bias of SGHMC by step size
+==============================
 
-A chain with a finite step size has a stationary law that differs from the posterior. On the Gaussian model of Chen,
-Ding & Carin (2015) both laws are known exactly, so the bias of an integrator can be computed instead of estimated. The
-program draws it for four integrators, three frictions and two kinds of gradient, as in figure 1 of the paper, adds
+A chain with a finite step size has a stationary distribution that differs from the posterior. On the Gaussian model of
+Chen, Ding & Carin (2015) both are known exactly, so the bias of an integrator can be computed instead of estimated. The
+program plots it for four integrators, three frictions and two kinds of gradient, as in figure 1 of the paper, adds
 points from chains, and asserts its claims at the end.
 """
 
