@@ -210,6 +210,12 @@ def dpfa(m):
     yield f"{m['data']}: LDA, collapsed Gibbs sampling", "a curve", f"{m['collapsed Gibbs']:.0f}"
 
 
+def many_topics(m):
+    for name, found in m["perplexity"].items():
+        ours = f"{found['perplexity']:.0f}" + ("; steps were refused" * found["refused"])
+        yield f"{m['data']}: {name}, perplexity", "of another corpus", ours
+
+
 def noise(m):
     for name, found in without_settings(m):
         ours = f"{100 * found['excess']:.1f} %; {100 * found['error']:.1f} % after {found['rows']:.1e} rows"
@@ -272,6 +278,7 @@ PROGRAMS = {
     "lda": ("Li et al. (2016), figure 3 and table 1", lda),
     "sbn": ("Chen et al. (2015), section 5", sbn),
     "dpfa": ("Li et al. (2016), figure 5", dpfa),
+    "many_topics": ("Chen et al. (2015), figure 4", many_topics),
     "neural_network": ("Li et al. (2016), figure 4", networks),
     "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),

@@ -153,10 +153,12 @@ def sweep_of_topics(rng_key, topic, p, there, weight):
     return lax.fori_loop(0, there.sum(1).max(), move, (topic, counts))
 
 
-def counts_of_topics(rng_key, p, there, sweeps):
+def counts_of_topics(rng_key, p, there, sweeps, one_by_one=False):
     """
     Collapsed Gibbs sampling of the topic of each word, with the weights ``ALPHA + n``.
 
+    :param one_by_one: whether the first sweep puts the words into empty documents, which takes less time where there
+        are many topics; else they begin at topics drawn by p alone.
     :return: the counts of topics of each document after each sweep, ``(sweeps, documents, topics)``.
     """
     key_start, key_sweeps = random.split(rng_key)
@@ -164,17 +166,17 @@ def counts_of_topics(rng_key, p, there, sweeps):
     def sweep(topic, key):
         return sweep_of_topics(key, topic, p, there, lambda counts: ALPHA + counts)
 
-    topic = random.categorical(key_start, jnp.log(p))
+    topic = jnp.full(there.shape, -1) if one_by_one else random.categorical(key_start, jnp.log(p))
     return lax.scan(sweep, topic, random.split(key_sweeps, sweeps))[1]
 
 
-def share_given_words(sweeps):
+def share_given_words(sweeps, one_by_one=False):
     """A ``local=`` for both models: the topics of the words by Gibbs sampling, the shares given these exactly."""
 
     def draw(rng_key, local_sites, global_sites, rows, corpus):
         key_topics, key_share = random.split(rng_key)
         words, there = corpus.of_rows(rows)
-        counts = counts_of_topics(key_topics, topics_of(global_sites)[words], there, sweeps)[-1]
+        counts = counts_of_topics(key_topics, topics_of(global_sites)[words], there, sweeps, one_by_one)[-1]
         share = jnp.maximum(random.dirichlet(key_share, ALPHA + counts), SMALLEST)
         return {"share": share / share.sum(-1, keepdims=True)}
 

@@ -33,6 +33,7 @@ from numpyro_sgmcmc.kernels.sgrld import SGRLD
 from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.kernels.tempered import Tempered
+from numpyro_sgmcmc.model.local_function import LocalFunction
 from numpyro_sgmcmc.model.local_moves import LocalGibbs, LocalHMC, LocalLangevin
 from numpyro_sgmcmc.model.on_disk import OnDisk
 from numpyro_sgmcmc.model.sharded import ShardedRows, shard_rows
@@ -68,6 +69,7 @@ __all__ = [
     "Fisher",
     "GradientNoise",
     "LinearMap",
+    "LocalFunction",
     "LocalGibbs",
     "LocalHMC",
     "LocalLangevin",

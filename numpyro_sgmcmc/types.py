@@ -109,6 +109,22 @@ class Potential(Protocol):
         ...
 
     @property
+    def keeps_local_values(self) -> bool:
+        """Whether the draws begin at the values of the previous visit of a row."""
+        ...
+
+    @property
+    def local_values(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of these values for a minibatch, a row along axis 0."""
+        ...
+
+    def visit(
+        self, z: Sites, rows: Rows, rng_key: jax.Array | None, before: tuple[Sites, jax.Array] | None
+    ) -> tuple[jax.Array, Sites]:
+        """An estimate with local values that are drawn beginning at given ones, and the new values."""
+        ...
+
+    @property
     def devices(self) -> int:
         """Over how many devices the rows are spread, in order."""
         ...

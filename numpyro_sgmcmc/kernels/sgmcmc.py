@@ -32,6 +32,7 @@ from numpyro_sgmcmc.kernels.validation import (
     check_inverse_mass_fits,
     check_mass_has_step,
     check_not_mapped,
+    check_previous,
     check_resumed,
     checked_found,
     checked_init_strategy,
@@ -43,7 +44,7 @@ from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
-from numpyro_sgmcmc.model.local import with_local
+from numpyro_sgmcmc.model.local import keeps_values, with_local
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
@@ -88,7 +89,7 @@ class SGMCMC(MCMCKernel):
         coordinates.
     :param local: how to draw latent sites of the rows for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
         :class:`~numpyro_sgmcmc.LocalHMC`, :class:`~numpyro_sgmcmc.LocalLangevin`, or a function, see
-        :mod:`~numpyro_sgmcmc.model.local`.
+        :class:`~numpyro_sgmcmc.LocalFunction`.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.model.checks`; at construction where possible, else at ``init``.
 
     **Example**
@@ -162,6 +163,8 @@ class SGMCMC(MCMCKernel):
         self._dense_mass, self._known = checked_found(dense_mass, settings, step_size)
         self._users_model = checked_model(model)
         self._model = with_local(model, local)
+        if keeps_values(self._model):
+            check_previous(estimator, integrator, step_size)
         self._chain = Chain(
             dynamics,
             integrator,

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.model.structure import Structure
-from numpyro_sgmcmc.types import Dynamics, RowScheme, Thermostatted
+from numpyro_sgmcmc.types import Dynamics, GradientEstimator, RowScheme, Thermostatted
 from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
 
@@ -152,6 +152,25 @@ def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeSt
     """
     if init_params is not None:
         check_sites("init_params", init_params, prototype, batched=batched)
+
+
+def check_previous(gradient: GradientEstimator, integrator: Any, step_size: Any) -> None:
+    """
+    :raises ValueError: local values that are kept from visit to visit, and a kernel that cannot have them.
+    """
+    what = 'local= has start="previous", which keeps the local values of each row,'
+    if step_size is None:
+        raise ValueError(
+            f"{what} and step_size= is missing: the search of the warm-up begins anew for each minibatch. Give a "
+            "step_size, or use start=None or a function."
+        )
+    if integrator.needs_variance:
+        raise ValueError(
+            f"{what} and {integrator!r} takes the noise of the gradient for white, while that of kept values lasts "
+            "from visit to visit. Use start=None or a function."
+        )
+    if not hasattr(gradient, "keeps_local_values"):
+        raise ValueError(f"{what} and gradient={gradient!r} has no place for them. Use gradient=Minibatch().")
 
 
 def check_resumed(z: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:

@@ -5,64 +5,62 @@ With local values :math:`u_i` drawn from their conditional law, Fisher's identit
 
 .. math:: \nabla_z \log p(x_i \mid z) = E_{p(u_i \mid x_i, z)}[\nabla_z \log p(x_i, u_i \mid z)]
 
-makes the gradient at fixed u an unbiased estimate of that of the marginal density, over the rows and the draws. u is
-held fixed in its unconstrained coordinates, Jacobian included: the support of a local site may depend on global ones.
+makes the gradient at fixed u an unbiased estimate of that of the marginal density, over the rows and the draws. Where
+the support of a local site depends on global ones, u is held fixed in its unconstrained coordinates, Jacobian included.
 The randomness of the draws is a part of the gradient's noise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Distribution, biject_to
+from numpyro.distributions import Distribution, biject_to, constraints
+from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_sgmcmc.model.replay import FirstRun, LocalError, emit, run_again, to_plates
+from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, checked_local, is_discrete
+from numpyro_sgmcmc.model.replay import FirstRun, emit, run_again, to_plates
 from numpyro_sgmcmc.model.summed import summed_out
-
-
-class Conditional(NamedTuple):
-    """
-    What the local sites of a minibatch are drawn from.
-
-    - **sites** - local site -> its distribution given the global ones.
-    - **start** - local site -> values drawn from the prior, unconstrained where they are not discrete.
-    - **density** - such values -> log density of each row, up to a constant; for each element of the sites' plates.
-    - **constrain**, **unconstrain** - such values from and to those on the sites' supports.
-    - **given** - what a user's function is called with, after the key and the local values.
-    """
-
-    sites: Mapping[str, Distribution]
-    start: Mapping[str, jax.Array]
-    density: Callable[[Mapping[str, jax.Array]], jax.Array]
-    constrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
-    unconstrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
-    given: tuple[tuple, Mapping[str, Any]]
-
-
-def is_discrete(fn: Distribution) -> bool:
-    """Whether a site has values that can not be moved."""
-    return fn.support is not None and bool(fn.support.is_discrete)
-
-
-def checked_local(local: Any) -> Any:
-    """
-    :raises ValueError: neither a function nor an object with a method ``draw``.
-    """
-    if not callable(getattr(local, "draw", local)) or isinstance(local, type):
-        raise ValueError(
-            f"local={local!r} must be a function (rng_key, local_sites, global_sites, rows, *model_args) -> "
-            "local_sites, or LocalGibbs(), LocalHMC(...), LocalLangevin(...)."
-        )
-    return local
 
 
 def with_local(model: Any, local: Any) -> Any:
     """The model that a potential is made of: the model itself, or one whose local sites are drawn by ``local``."""
     return model if local is None else drawn_locally(summed_out(model), checked_local(local))
+
+
+def keeps_values(model: Any) -> bool:
+    """Whether the draws of local sites begin at the values of the previous visit of a row."""
+    return isinstance(model, drawn_locally) and getattr(model.local, "start", None) == PREVIOUS
+
+
+class visit(Messenger):
+    """
+    Runs a model that draws local sites, and sees them.
+
+    :param before: values to begin with, by site, an axis of the rows in front; and whether there are any, by row.
+    """
+
+    def __init__(self, fn: Any = None, before: tuple[Mapping[str, jax.Array], jax.Array] | None = None):
+        self.before = before
+        self.values: dict[str, jax.Array] = {}
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "local_start" and self.before is not None:
+            before, seen = self.before
+            axis_of_rows = lambda seen, x: seen.reshape(-1, *(1,) * (x.ndim - 1)) > 0  # noqa: E731
+            fresh = msg["value"]
+            msg["value"] = {s: jnp.where(axis_of_rows(seen, x), x, fresh[s]) for s, x in before.items()}
+        elif msg["type"] == "local_values":
+            self.values = msg["value"]
+
+
+def _told(kind: str, values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    message: Any = {"type": kind, "name": f"_{kind}", "fn": None, "args": (), "kwargs": {}, "value": values}
+    return apply_stack(message)["value"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ class drawn_locally:
     The model as a function of its global sites, those of the minibatched plates drawn by ``local``.
 
     :param fn: model.
-    :param local: a function as :func:`by_function` takes it, or an object with ``draw(rng_key, conditional)``, which
-        returns values like ``conditional.start``.
+    :param local: an object with ``draw(rng_key, conditional)``, which returns values like ``conditional.start``.
     """
 
     fn: Any
@@ -97,11 +94,28 @@ class drawn_locally:
         if not first.sites:
             return result
         sites = {name: site.fn for name, site in first.sites.items()}
+        as_they_are = {
+            name: is_discrete(fn) or not (getattr(self.local, "on_real_line", True) or _moves(fn.support))
+            for name, fn in sites.items()
+        }
+
+        def on_support(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            return {
+                name: values[name] if as_they_are[name] else _on_support(values[name], sites[name])[0] for name in sites
+            }
+
+        def off_support(values: Mapping[str, Any]) -> dict[str, jax.Array]:
+            inside = {name: _inside(jnp.asarray(values[name]), fn.support) for name, fn in sites.items()}
+            return {
+                name: x if as_they_are[name] else biject_to(sites[name].support).inv(x) for name, x in inside.items()
+            }
 
         def density(values: Mapping[str, jax.Array]) -> Any:
             log_dets = []
 
             def value_of(name: str, fn: Distribution) -> jax.Array:
+                if as_they_are[name]:
+                    return values[name]
                 value, log_det = _on_support(values[name], fn)
                 log_dets.append(log_det)
                 return value
@@ -112,57 +126,22 @@ class drawn_locally:
         plates = [name for name in first.frames if first.plates[name][0][1] is not None]
         rows = {name: first.plates[name][1] for name in plates}
         of_rows = rows[plates[0]] if len(plates) == 1 else rows
-        start = {name: lax.stop_gradient(_off_support(site.value, site.fn)) for name, site in first.sites.items()}
-        conditional = Conditional(
-            sites,
-            start,
-            density,
-            lambda values: {name: _on_support(values[name], fn)[0] for name, fn in sites.items()},
-            lambda values: {name: _off_support(values[name], fn) for name, fn in sites.items()},
-            ((lax.stop_gradient(first.globals()), of_rows, *args), kwargs),
-        )
-        draw = by_function(self.local) if not hasattr(self.local, "draw") else self.local.draw
-        values = jax.tree.map(lax.stop_gradient, draw(key_draw, conditional))
+        start = lax.stop_gradient(off_support({name: site.value for name, site in first.sites.items()}))
+        if keeps_values(self):
+            axes = {name: first.frames[plates[0]] - fn.event_dim for name, fn in sites.items()}
+            rows_first = {name: jnp.moveaxis(x, axes[name], 0) for name, x in start.items()}
+            start = {name: jnp.moveaxis(x, 0, axes[name]) for name, x in _told("local_start", rows_first).items()}
+        given = (lax.stop_gradient(first.globals()), of_rows, *args), kwargs
+        conditional = Conditional(sites, start, density, on_support, off_support, given)
+        values = jax.tree.map(lax.stop_gradient, self.local.draw(key_draw, conditional))
+        if keeps_values(self):
+            _told("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
         emit(f"_{next(iter(sites))}_drawn", density(values), first)
         return result
 
 
-def by_function(fn: Callable) -> Callable[[jax.Array, Conditional], dict[str, jax.Array]]:
-    """
-    The draws that a user's function makes: ``fn(rng_key, local_sites, global_sites, rows, *model_args,
-    **model_kwargs) -> local_sites`` on constrained values, like the function of :class:`numpyro.infer.CustomGibbs`.
-    ``local_sites`` are draws from the prior. ``rows`` are the numbers of the minibatch's rows, by plate if there are
-    several. What the function returns must be distributed by the conditional law of the local sites, or close to it.
-    """
-
-    def draw(rng_key: jax.Array, conditional: Conditional) -> dict[str, jax.Array]:
-        args, kwargs = conditional.given
-        start = conditional.constrain(conditional.start)
-        values = fn(rng_key, start, *args, **kwargs)
-        check_values(values, start)
-        return conditional.unconstrain(values)
-
-    return draw
-
-
-def check_values(values: Any, start: Mapping[str, jax.Array]) -> None:
-    """
-    :raises ValueError: not a value of the right shape for each local site.
-    """
-    if not isinstance(values, Mapping) or values.keys() != start.keys():
-        got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
-        raise LocalError(f"local= must return a dict with a value for each of the sites {sorted(start)}, got {got}.")
-    for name, value in values.items():
-        if jnp.shape(value) != start[name].shape:
-            raise LocalError(
-                f"local= returns {name!r} in shape {jnp.shape(value)}; in this minibatch it has {start[name].shape}."
-            )
-
-
 def _on_support(x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
     """The value, and the log determinant of the Jacobian for each element of the batch shape."""
-    if is_discrete(fn):
-        return x, jnp.zeros(fn.batch_shape)
     transform = biject_to(fn.support)
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
@@ -170,5 +149,15 @@ def _on_support(x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
     return value, log_det.sum(tuple(range(-event_dim, 0)))
 
 
-def _off_support(value: Any, fn: Distribution) -> jax.Array:
-    return jnp.asarray(value) if is_discrete(fn) else jnp.asarray(biject_to(fn.support).inv(value))
+def _moves(support: Any) -> bool:
+    """Whether a support may depend on other sites: its bounds are arrays."""
+    return any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(support))
+
+
+def _inside(value: jax.Array, support: Any) -> jax.Array:
+    """A value that rounding has put on the boundary of its support, where densities may be infinite, beside it."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support in (constraints.simplex, constraints.positive, constraints.nonnegative, constraints.unit_interval):
+        value = jnp.maximum(value, jnp.finfo(value.dtype).tiny)
+    return jnp.minimum(value, 1 - jnp.finfo(value.dtype).epsneg) if support is constraints.unit_interval else value

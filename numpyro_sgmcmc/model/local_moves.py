@@ -15,7 +15,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.local import Conditional, by_function, is_discrete
+from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, LocalFunction, is_discrete
 from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.summed import support_of
 from numpyro_sgmcmc.utils.validation import checked_count
@@ -23,8 +23,13 @@ from numpyro_sgmcmc.utils.validation import checked_count
 Values = Mapping[str, jax.Array]
 
 
-def _started(start: Callable | None, rng_key: jax.Array, conditional: Conditional) -> Values:
-    return conditional.start if start is None else by_function(start)(rng_key, conditional)
+def _started(start: Any, rng_key: jax.Array, conditional: Conditional) -> Values:
+    return LocalFunction(start).draw(rng_key, conditional) if callable(start) else conditional.start
+
+
+def _check_start(label: str, start: Any) -> None:
+    if not (start is None or start == PREVIOUS or callable(start)):
+        raise ValueError(f"{label}(start={start!r}) must be None, {PREVIOUS!r} or a function.")
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,8 @@ class LocalGibbs:
     A coordinate costs an evaluation of the rows' density for each value of its support.
 
     :param int sweeps: over all coordinates.
-    :param start: a function with the arguments of ``local=`` that returns the initial values; None: draws from the
-        prior.
+    :param start: the initial values. None: draws from the prior. A function with the arguments of ``local=``, which
+        returns them. ``"previous"``: the values of the row's previous visit, kept in a table over all rows.
 
     **Example**
 
@@ -56,10 +61,11 @@ class LocalGibbs:
     """
 
     sweeps: int = 1
-    start: Callable | None = None
+    start: Callable | str | None = None
 
     def __post_init__(self):
         checked_count("LocalGibbs(sweeps)", self.sweeps)
+        _check_start("LocalGibbs", self.start)
 
     def draw(self, rng_key: jax.Array, conditional: Conditional) -> Values:
         """:raises ValueError: a site that is not discrete, or whose support is not finite."""
@@ -120,8 +126,8 @@ class LocalHMC:
     :param float step_size: of a leapfrog step; about the width of a row's conditional law or less.
     :param int num_steps: of a trajectory. Near half a period of the conditional law, a trajectory ends where it began.
     :param int moves: trajectories for each minibatch.
-    :param start: a function with the arguments of ``local=`` that returns the initial values; None: draws from the
-        prior.
+    :param start: the initial values. None: draws from the prior. A function with the arguments of ``local=``, which
+        returns them. ``"previous"``: the values of the row's previous visit, kept in a table over all rows.
 
     **Example**
 
@@ -143,13 +149,14 @@ class LocalHMC:
     step_size: float
     num_steps: int = 3
     moves: int = 5
-    start: Callable | None = None
+    start: Callable | str | None = None
 
     def __post_init__(self):
         if not (math.isfinite(self.step_size) and self.step_size > 0):
             raise ValueError(f"{type(self).__name__}(step_size={self.step_size!r}) must be a positive number.")
         checked_count(f"{type(self).__name__}(num_steps)", self.num_steps)
         checked_count(f"{type(self).__name__}(moves)", self.moves)
+        _check_start(type(self).__name__, self.start)
 
     def draw(self, rng_key: jax.Array, conditional: Conditional) -> Values:
         """:raises ValueError: a discrete site."""

@@ -23,7 +23,7 @@ from numpyro.infer import init_to_uniform
 from numpyro_sgmcmc.model.arrays import indexable
 from numpyro_sgmcmc.model.checks import checked_structure
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
-from numpyro_sgmcmc.model.local import drawn_locally
+from numpyro_sgmcmc.model.local import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.model.on_disk import OnDisk
 from numpyro_sgmcmc.model.sharded import ShardedRows
 from numpyro_sgmcmc.model.structure import Structure
@@ -43,6 +43,9 @@ class ModelPotential:
     :param structure: the model's outline.
     :param dict transforms: site -> NumPyro transform from unconstrained values to its support, in place of
         ``biject_to(support)``.
+
+    ``draws_local_sites`` says whether latent sites of the rows are drawn for each minibatch, ``keeps_local_values``
+    whether the draws begin at those of the previous visit.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class ModelPotential:
         self.transforms = transforms
         self.args, self.kwargs = args, dict(kwargs)
         self._weights: Mapping[str, Any] = {}
+        self.draws_local_sites = isinstance(model, drawn_locally)
+        self.keeps_local_values = keeps_values(model)
         self._model = model
         if structure.has_params:
             self._model = handlers.substitute(model, data=self._frozen())
@@ -138,9 +143,13 @@ class ModelPotential:
             yield
 
     @property
-    def draws_local_sites(self) -> bool:
-        """Whether latent sites of the rows are drawn for each minibatch."""
-        return isinstance(self._model, drawn_locally)
+    def local_values(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of what is kept of the local sites of a minibatch, a row along axis 0."""
+
+        def values(z, rows):
+            return self.visit(z, rows, None, None)[1]
+
+        return jax.eval_shape(values, self.prototype, self.some_rows())
 
     def _frozen(self) -> dict[str, Any]:
         """Values of the `param` sites: those their initialisers give under one fixed key, equal for all chains."""
@@ -201,6 +210,18 @@ class ModelPotential:
     def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
         """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself where no plate is minibatched."""
         return _sum(energy for _, _, energy in self._energies(z, rows, rng_key))
+
+    def visit(
+        self, z: Sites, rows: Rows, rng_key: jax.Array | None, before: tuple[Sites, jax.Array] | None
+    ) -> tuple[jax.Array, Sites]:
+        """
+        :meth:`estimate` with local sites that are drawn beginning at given values, and what is drawn.
+
+        :param before: values by site, a row along axis 0, and whether there are any; None: draws from the prior.
+        """
+        potential = copy.copy(self)
+        potential._model = visits = visit(self._model, before)
+        return potential.estimate(z, rows, rng_key), visits.values
 
     def by_site(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> dict[str, jax.Array]:
         """The terms of :meth:`estimate`."""

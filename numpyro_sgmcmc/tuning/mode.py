@@ -14,7 +14,7 @@ from tqdm.auto import trange
 
 from numpyro_sgmcmc.gradients.full_pass import full_gradient, over_all_rows
 from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.model.local import with_local
+from numpyro_sgmcmc.model.local import keeps_values, with_local
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
@@ -104,6 +104,11 @@ def find_mode(
         return minimise(loss, optimizer, state, steps, Reshuffled(), potential.plates, key_rows, key_model)
 
     model = with_local(model, local)
+    if keeps_values(model):
+        raise ValueError(
+            'local= has start="previous", and find_mode keeps no values from visit to visit. Use start=None or a '
+            "function."
+        )
     ModelPotential.of(model, args, kwargs, batch_size)  # refuses before anything is compiled
     start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
     z, energies = start(key_start)

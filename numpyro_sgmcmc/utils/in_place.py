@@ -32,6 +32,14 @@ def add_at(table: Any, units: jax.Array, change: Any) -> Any:
     return jax.tree.map(lambda t, c: _add_at(t, units, c), table, change)
 
 
+def set_at(table: jax.Array, units: jax.Array, values: jax.Array, where: jax.Array) -> jax.Array:
+    """
+    ``table.at[units].set(values)`` where a flag says so, in place inside a compiled loop: nothing is read. What is not
+    to be written is sent beyond the end, where it is dropped.
+    """
+    return table.at[jnp.where(where, units, len(table))].set(values.astype(table.dtype), mode="drop")
+
+
 def _scatter(table, units, change):
     return table.at[units].add(change)
 

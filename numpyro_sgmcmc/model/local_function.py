@@ -1,0 +1,118 @@
+"""What local sites are drawn from, and a user's function that draws them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from numpyro.distributions import Distribution
+
+from numpyro_sgmcmc.model.replay import LocalError
+
+PREVIOUS = "previous"
+
+
+class Conditional(NamedTuple):
+    """
+    What the local sites of a minibatch are drawn from.
+
+    - **sites** - local site -> its distribution given the global ones.
+    - **start** - local site -> values to begin with: drawn from the prior, or those of the previous visit.
+    - **density** - such values -> log density of each row, up to a constant; for each element of the sites' plates.
+    - **constrain**, **unconstrain** - such values from and to those on the sites' supports.
+    - **given** - what a user's function is called with, after the key and the local values.
+
+    The values are unconstrained for a sampler that moves them (``draw.on_real_line``), but for discrete sites.
+    """
+
+    sites: Mapping[str, Distribution]
+    start: Mapping[str, jax.Array]
+    density: Callable[[Mapping[str, jax.Array]], jax.Array]
+    constrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
+    unconstrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
+    given: tuple[tuple, Mapping[str, Any]]
+
+
+def is_discrete(fn: Distribution) -> bool:
+    """Whether a site has values that can not be moved."""
+    return fn.support is not None and bool(fn.support.is_discrete)
+
+
+@dataclass(frozen=True)
+class LocalFunction:
+    """
+    A user's function as ``local=``. A plain function stands for itself; this is for one that is given the values of
+    the previous visit of the rows.
+
+    :param fn: ``fn(rng_key, local_sites, global_sites, rows, *model_args, **model_kwargs) -> local_sites`` on
+        constrained values, like the function of :class:`numpyro.infer.CustomGibbs`. What it returns must be distributed
+        by the conditional law of the local sites, or close to it. ``rows`` are the numbers of the minibatch's rows, by
+        plate if there are several.
+    :param start: what ``local_sites`` are. None: draws from the prior. ``"previous"``: what the function returned when
+        the row was last seen, kept in a table over all rows; draws from the prior where it was not seen so far.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_sgmcmc import LocalFunction, SGHMC
+        >>> def effects(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("rows", len(y)) as rows:
+        ...         u = numpyro.sample("u", dist.Normal(mu, 1))
+        ...         numpyro.sample("y", dist.Normal(u, 1), obs=y[rows])
+        >>> def over_relaxed(rng_key, local_sites, global_sites, rows, y):
+        ...     mean = (global_sites["mu"] + y[rows]) / 2
+        ...     noise = random.normal(rng_key, mean.shape)
+        ...     return {"u": mean - 0.8 * (local_sites["u"] - mean) + 0.6 * 0.5**0.5 * noise}
+        >>> local = LocalFunction(over_relaxed, start="previous")
+        >>> kernel = SGHMC(effects, local=local, step_size=1e-3, friction=10.0, batch_size=50)
+    """
+
+    fn: Callable
+    start: str | None = None
+    on_real_line: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if not callable(self.fn):
+            raise ValueError(f"LocalFunction(fn={self.fn!r}) must be a function.")
+        if self.start not in (None, PREVIOUS):
+            raise ValueError(f"LocalFunction(start={self.start!r}) must be None or {PREVIOUS!r}.")
+
+    def draw(self, rng_key: jax.Array, conditional: Conditional) -> dict[str, jax.Array]:
+        """What the function returns."""
+        args, kwargs = conditional.given
+        start = conditional.constrain(conditional.start)
+        values = self.fn(rng_key, start, *args, **kwargs)
+        check_values(values, start)
+        return conditional.unconstrain(values)
+
+
+def checked_local(local: Any) -> Any:
+    """
+    :raises ValueError: neither a function nor an object with a method ``draw``.
+    """
+    if isinstance(local, type) or not callable(getattr(local, "draw", local)):
+        raise ValueError(
+            f"local={local!r} must be a function (rng_key, local_sites, global_sites, rows, *model_args) -> "
+            "local_sites, or LocalFunction(...), LocalGibbs(), LocalHMC(...), LocalLangevin(...)."
+        )
+    return local if hasattr(local, "draw") else LocalFunction(local)
+
+
+def check_values(values: Any, start: Mapping[str, jax.Array]) -> None:
+    """
+    :raises ValueError: not a value of the right shape for each local site.
+    """
+    if not isinstance(values, Mapping) or values.keys() != start.keys():
+        got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
+        raise LocalError(f"local= must return a dict with a value for each of the sites {sorted(start)}, got {got}.")
+    for name, value in values.items():
+        if jnp.shape(value) != start[name].shape:
+            raise LocalError(
+                f"local= returns {name!r} in shape {jnp.shape(value)}; in this minibatch it has {start[name].shape}."
+            )
