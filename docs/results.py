@@ -171,11 +171,13 @@ def simplex(m):
 def lda(m):
     reference = m["perplexity"]["collapsed Gibbs"]
     for name, found in m["perplexity"].items():
+        if not found:
+            continue
         if float("inf") in found:
             ours = "steps were refused"
         else:
             ours = f"{sum(found) / len(found):.0f} ({', '.join(f'{x:.0f}' for x in found)})"
-            if len(found) == len(reference):
+            if found and len(found) == len(reference):
                 ours += f"; {sum(found) / sum(reference):.3f} of the reference"
         yield f"{m['data']}: {name}, perplexity by split", "of another corpus", ours
 
@@ -295,7 +297,7 @@ PROGRAMS = {
     "out_of_core": ("beyond the papers", out_of_core),
     "diagnostics": ("beyond the papers", diagnostics),
 }
-HIDDEN = ("out", "fast", "data_dir", "data", "as_shown")
+HIDDEN = ("out", "fast", "data_dir", "data", "as_shown", "samplers", "reference")
 
 
 def section(name, source, rows, folder):

@@ -43,7 +43,7 @@ SAMPLERS = {
     "MSGNHT ssi": STEPS,
     "MSGNHT euler": STEPS,
     "SGHMC ssi": STEPS,
-    "SGRLD, expanded mean": (1e-2, 1e-3),
+    "SGRLD, expanded mean": (1e-2, 2.5e-3, 1e-3),
     "SCIR": (0.1,),
 }
 COLORS = dict(zip(SAMPLERS, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")))
@@ -119,8 +119,9 @@ def draw(gibbs, curves, args):
             axes[0].plot(passes, finite[best], color=color, label=f"{name}, h = {best:g}")
             steps = sorted(finite)
             axes[1].semilogx(steps, [finite[h][-1] for h in steps], "o-", color=color)
-    axes[0].plot(passes, gibbs, color="black", ls=":", label="collapsed Gibbs sampling")
-    axes[1].axhline(gibbs[-1], color="black", ls=":")
+    for reference in gibbs[:1]:
+        axes[0].plot(passes, reference, color="black", ls=":", label="collapsed Gibbs sampling")
+        axes[1].axhline(reference[-1], color="black", ls=":")
     axes[0].set(
         xlabel="passes over the documents", ylabel="perplexity of unseen words", title="averaged over the draws"
     )
@@ -135,8 +136,7 @@ def draw(gibbs, curves, args):
 # The claims
 # ----------
 # On ``cora_abstracts`` the thermostat with the splitting integrator comes within 12 % of collapsed Gibbs sampling and
-# is better than SGHMC at its best step size. Euler's steps are refused at the paper's largest step size, and so are
-# some steps of SGRLD at both of those that are tried, so that nothing is said of its perplexity.
+# is better than SGHMC at its best step size. Euler's steps are refused at the paper's largest step size.
 
 
 def main(args):
@@ -146,16 +146,17 @@ def main(args):
     documents, vocabulary = topics.read_corpus(name, args.data_dir, 150) if name else topics.simulated_corpus()
     size = {"topics": args.topics, "vocabulary": vocabulary}
     metrics = {"data": name or "simulated", "documents": len(documents), "vocabulary": vocabulary}
-    cells = [(sampler, h) for sampler, steps in SAMPLERS.items() for h in steps]
+    cells = [(sampler, h) for sampler, steps in SAMPLERS.items() for h in steps if sampler in args.samplers]
     if args.fast:
         cells = [(sampler, SAMPLERS[sampler][0]) for sampler in ("MSGNHT ssi", "SGHMC ssi", "SCIR")]
     gibbs, curves, priors = [], {cell: [] for cell in cells}, []  # a curve for each split
     for split in range(args.splits):
         train, seen, unseen = topics.split(documents, split)
         corpus = topics.Corpus.of(train)
-        beta, prior = reference(train, size, args, split)
-        gibbs.append(topics.perplexities(random.key(2), beta, seen, unseen))
-        priors.append(prior)
+        if args.reference:
+            beta, prior = reference(train, size, args, split)
+            gibbs.append(topics.perplexities(random.key(2), beta, seen, unseen))
+            priors.append(prior)
         for cell in tqdm(cells, desc=f"split {split}"):
             beta = sample(*cell, corpus, size, args)
             refused = np.full(args.draws, np.inf)
@@ -170,10 +171,10 @@ def main(args):
     metrics["perplexity"] = {what: [float(curve[-1]) for curve in found] for what, found in named.items()}
     for what, values in metrics["perplexity"].items():
         print(f"{what:32}", *(f"{x:9.1f}" for x in values))
-    save(args, "lda", draw(gibbs[0], {cell: found[0] for cell, found in curves.items()}, args), metrics)
+    save(args, "lda", draw(gibbs, {cell: found[0] for cell, found in curves.items()}, args), metrics)
 
     last = {sampler: np.mean([curve[-1] for curve in curves[cell]]) for sampler, cell in best.items()}
-    if name is None:
+    if name is None and "MSGNHT ssi" in last:
         assert last["MSGNHT ssi"] < 0.8 * vocabulary, last  # of words that are all the same
     elif name == "cora_abstracts" and shown(args):
         assert last["MSGNHT ssi"] < 1.12 * np.mean([curve[-1] for curve in gibbs]), metrics
@@ -185,4 +186,6 @@ if __name__ == "__main__":
     arguments = parser(__doc__, **SIZE)
     arguments.add_argument("--data", metavar="NAME", help="NAME.npz; cora_abstracts if it is found, else simulated")
     arguments.add_argument("--data-dir", metavar="FOLDER", help="where it is")
+    arguments.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS), help="run these alone")
+    arguments.add_argument("--no-reference", dest="reference", action="store_false", help="no collapsed Gibbs sampling")
     main(parsed(arguments, **SIZE))

@@ -300,3 +300,13 @@ def test_the_arguments():
     with pytest.raises(ValueError, match="rate must be a dict|rate=2.0 must be a dict"):
         SCIR(gamma, step_size=0.1, rate=2.0)
     refused(gamma, "rate names 'nu'", (1.0,), rate={"nu": 1.0})
+
+
+def test_a_number_that_is_exactly_zero():
+    """A step may end there, where the share is less than any number: the energy is finite, and the chain goes on."""
+    K = 50
+    model = lambda: numpyro.sample("pi", dist.Dirichlet(jnp.full(K, 0.1)))  # noqa: E731
+    kernel = SGRLD(model, metric=ExpandedMean({"pi": 1e5}), step_size=0.01)
+    start = jnp.full(K, 1e4).at[3].set(0.0)
+    state = jax.jit(lambda state: kernel.sample(state, (), {}))(kernel.init(random.key(0), 0, {"pi": start}, (), {}))
+    assert not state.diverging and jnp.isfinite(state.potential_estimate) and state.z["pi"][3] > 0

@@ -118,7 +118,7 @@ class Expanded(Transform):
 
     def __call__(self, x):
         if not self.log:
-            return inside(jnp.abs(x)) / jnp.exp(self._log_sum(x)[..., None])
+            return inside(inside(jnp.abs(x)) / jnp.exp(self._log_sum(x)[..., None]))
         return shares(x) if self.raw else exponential(jax.nn.log_softmax(x))
 
     def _inverse(self, y):
