@@ -8,8 +8,12 @@ fail shows nothing. Tests that plant a fault of their own fail where the two can
 """
 
 import argparse
+from concurrent.futures import ThreadPoolExecutor, as_completed
 import json
+import os
 from pathlib import Path
+from queue import Queue
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,6 +36,8 @@ LAWS = (
     "test_recipe_laws",
     "test_simplex",
 )  # every test in these must be able to fail
+# a program of any size is kept for the next fault
+CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
 
 class Fault(NamedTuple):
@@ -454,7 +460,8 @@ FAULTS = [
     # rows spread over devices
     Fault("sharded: rows of the device beside", "sharded", "rows.reshape(self.devices, -1)",
           "jnp.roll(rows.reshape(self.devices, -1), 1, 0)", "test_sharded:draws"),
-    Fault("sharded: plain lookups", "sharded", "if not served:", "if True:", "test_sharded:exchanges or lookups"),
+    Fault("sharded: plain lookups", "sharded", "if not served:", "if True:",
+          "test_sharded:four_devices[exchange] or lookups"),
     Fault("sharded: one key for all devices", "schemes", "self.rows(random.fold_in(rng_key, k), t",
           "self.rows(rng_key, t", "test_sharded:rows_of_its_own"),
     Fault("sharded: the rows of the first device", "schemes", "return first + self.rows", "return self.rows",
@@ -463,7 +470,7 @@ FAULTS = [
           "rows[name] = shares.rows(places) % shares.longest", "test_sharded:devices"),
     Fault("sharded: a pass counts the filling", "full_pass", "if not shares.equal:", "if False:",
           "test_sharded:devices"),
-    Fault("sharded: no weights", "chain", "return row_weights(self.rows, potential.plates)", "return {}",
+    Fault("sharded: no weights", "chain", "row_weights(self.rows, potential.plates)", "{}",
           "test_sharded:weighted"),
     Fault("sharded: weights of the other shares", "shares", "np.repeat(shares,", "np.repeat(shares[::-1],",
           "test_sharded:unequal"),
@@ -511,8 +518,13 @@ def planted(fault, package):
     return path, fault.old.join(pieces[:at]) + fault.new + fault.old.join(pieces[at:])
 
 
-def run(fault, folder, arguments):
-    """Outcome of each test in a copy of the project with this fault: name -> whether it failed."""
+def run(fault, tests, folder, arguments):
+    """
+    Outcome of each test in a copy of the project with this fault: name -> whether it failed.
+
+    :param tests: their names.
+    :param folder: where the copy is made. What one fault has compiled there serves the next.
+    """
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     for part in ("numpyro_sgmcmc", "tests"):
@@ -520,65 +532,79 @@ def run(fault, folder, arguments):
     shutil.copy(ROOT / "pyproject.toml", copy)
     path, text = planted(fault, copy / "numpyro_sgmcmc")
     path.write_text(text)
+    if not any(_file(name) in LAWS for name in tests):
+        arguments = ["-x", *arguments]  # only tests of laws must each be able to fail
 
+    report = copy / "report.xml"
+    ids = [f"tests/{name.replace('::', '.py::', 1)}" for name in tests]
+    # `python -m` puts the folder of the copy first on the path
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", f"--junitxml={report}", *arguments, *ids]
+    environment = os.environ | CACHE | {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
+    subprocess.run(command, cwd=copy, capture_output=True, env=environment)
     outcomes = {}
-    for selection in _selections(fault.tests):
-        report = copy / "report.xml"
-        # `python -m` puts the folder of the copy first on the path
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", f"--junitxml={report}", *selection, *arguments]
-        subprocess.run(command, cwd=copy, capture_output=True)
-        for case in ET.parse(report).iter("testcase"):
-            name = f"{case.get('classname').removeprefix('tests.')}::{case.get('name')}"
-            outcomes[name] = case.find("failure") is not None or case.find("error") is not None
+    for case in ET.parse(report).iter("testcase"):
+        name = f"{case.get('classname').removeprefix('tests.')}::{case.get('name')}"
+        outcomes[name] = case.find("failure") is not None or case.find("error") is not None
     return outcomes
 
 
-def _selections(tests):
-    """``"a b:x or y c"`` -> the arguments of pytest for a and c, and for b."""
-    words, whole = iter(tests.replace(" or ", "~or~").replace("not ", "not~").split()), []
-    for word in words:
-        file, _, keyword = word.partition(":")
-        if keyword:
-            yield [f"tests/{file}.py", "-k", keyword.replace("~", " ")]
-        else:
-            whole.append(f"tests/{file}.py")
-    if whole:
-        yield whole
+def selected(fault, names):
+    """
+    The tests that a fault names.
+
+    :raises AssertionError: a word that names no test.
+    """
+    tests = {}
+    for entry in fault.tests.replace(" or ", "|").split():
+        file, _, words = entry.partition(":")
+        own = [name for name in names if _file(name) == file]
+        for word in words.split("|"):
+            found = [name for name in own if word.lower() in name.partition("::")[2].lower()]
+            assert found, f"{fault.name}: {file} has no test {word!r}"
+            tests |= dict.fromkeys(found)
+    return list(tests)
+
+
+def _file(name):
+    return name.partition("::")[0]
 
 
 def names_of_tests():
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return {line.removeprefix("tests/").replace(".py::", "::") for line in listed.splitlines() if "::" in line}
-
-
-def check(faults, names):
-    """Every fault has its text in the source, and every word after ``-k`` a test that it selects."""
-    for fault in faults:
-        planted(fault, ROOT / "numpyro_sgmcmc")
-        for entry in fault.tests.replace(" or ", "~").split():
-            file, _, keywords = entry.partition(":")
-            own = [name.lower() for name in names if name.startswith(f"{file}::")]
-            for word in keywords.split("~"):
-                assert any(word.lower() in name for name in own), f"{fault.name}: {file} has no test {word!r}"
+    return [line.removeprefix("tests/").replace(".py::", "::") for line in listed.splitlines() if "::" in line]
 
 
 def main(args):
     failed = json.loads(args.out.read_text()) if args.resume else {}
     faults = [fault for fault in FAULTS if args.only in fault.name and fault.name not in failed]
     names = names_of_tests()
-    check(faults, names)
+    tests = {fault.name: selected(fault, names) for fault in faults}
+    for fault in faults:
+        planted(fault, ROOT / "numpyro_sgmcmc")
     if args.check:
         print(f"{len(faults)} faults can be planted.")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        for fault in tqdm(faults, desc="faults"):
-            outcomes = run(fault, Path(folder), args.pytest.split())
+    places = Queue()
+
+    def one(fault):
+        place = places.get()
+        try:
+            return fault, run(fault, tests[fault.name], place, shlex.split(args.pytest))
+        finally:
+            places.put(place)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        for k in range(args.jobs):
+            places.put(Path(folder) / str(k))
+        running = [pool.submit(one, fault) for fault in faults]
+        for done in tqdm(as_completed(running), desc="faults", total=len(running)):
+            fault, outcomes = done.result()
             failed[fault.name] = sorted(name for name, fails in outcomes.items() if fails)
             tqdm.write(f"{fault.name}: {len(failed[fault.name])} of {len(outcomes)} tests fail")
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(failed, indent=1) + "\n")
-    laws = {name for name in names if name.partition("::")[0] in LAWS}  # all of these must be able to fail
+    laws = {name for name in names if _file(name) in LAWS}  # all of these must be able to fail
     idle = [] if args.only else sorted(laws - set().union(*failed.values()))
     survivors = [name for name, tests in failed.items() if not tests]
     print(f"{len(failed)} faults; not caught: {', '.join(survivors) or 'none'}.")
@@ -592,5 +618,6 @@ if __name__ == "__main__":
     parser.add_argument("--check", action="store_true", help="see that the faults and their tests exist, run nothing")
     parser.add_argument("--resume", action="store_true", help="leave out the faults that --out knows")
     parser.add_argument("--out", type=Path, default=Path("out/mutations.json"))
-    parser.add_argument("--pytest", default="-n 2", metavar="ARGUMENTS")
+    parser.add_argument("--jobs", type=int, default=2, help="faults that are tried at the same time")
+    parser.add_argument("--pytest", default="", metavar="ARGUMENTS")
     main(parser.parse_args())

@@ -106,17 +106,23 @@ def check_draws():
     np.testing.assert_allclose(*found, atol=1e-4)
 
 
+GIVEN = {"step_size": 1e-3, "batch_size": B, "steps_per_sample": 4}
+
+
 def check_exchange():
     """A step exchanges a gradient and its energy, whatever the batch."""
+    assert exchanged(SGLD(model, **GIVEN), shard_rows(mesh_of(), X, Y)) <= 3 * 4 * DIM
+
+
+def check_exchange_of_chains():
+    """So do the steps of several chains, those of another estimator, and chains that are spread over devices too."""
     data = shard_rows(mesh_of(), X, Y)
-    given = {"step_size": 1e-3, "batch_size": B, "steps_per_sample": 4}
-    assert exchanged(SGLD(model, **given), data) <= 3 * 4 * DIM
-    assert exchanged(SGLD(model, **given), data, chains=4) <= 4 * 3 * 4 * DIM
-    assert exchanged(SGHMC(model, friction=10.0, gradient=ControlVariate(CENTER), **given), data) <= 3 * 4 * DIM
+    assert exchanged(SGLD(model, **GIVEN), data, chains=4) <= 4 * 3 * 4 * DIM
+    assert exchanged(SGHMC(model, friction=10.0, gradient=ControlVariate(CENTER), **GIVEN), data) <= 3 * 4 * DIM
     mesh = jax.make_mesh((2, 2), ("chains", "rows"))
     data = shard_rows(mesh, X, Y, axis="rows")
     chains = NamedSharding(data[0]._values.sharding.mesh, PartitionSpec("chains"))
-    print("exchanged", exchanged(SGLD(model, **given), data, chains=4, sharding=chains))
+    print("exchanged", exchanged(SGLD(model, **GIVEN), data, chains=4, sharding=chains))
 
 
 def check_posterior():

@@ -71,7 +71,7 @@ def furthest(deep, sites, sweeps, count=2000):
     def energy(z):
         return -sum(log_probability({**z, "r": jnp.exp(z["r"])}, jnp.asarray(words)) for words in DOCUMENTS)
 
-    exact = jax.grad(energy)({**sites, "r": jnp.log(sites["r"])})
+    exact = jax.jit(jax.grad(energy))({**sites, "r": jnp.log(sites["r"])})
     found = gradients(deep, sites, sweeps, count)
     distances = {
         name: np.abs(x.mean(0) - exact[name]) / (x.std(0) / np.sqrt(len(x)) + 1e-4) for name, x in found.items()

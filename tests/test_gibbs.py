@@ -74,6 +74,7 @@ def test_a_block_samples_the_posterior(batch_size, bias):
 
 
 @pytest.mark.optimised
+@pytest.mark.slow
 def test_a_block_finds_its_numbers():
     """
     Nothing given but the batch size. The coordinates are those of the siblings' values in the warm-up, and that is

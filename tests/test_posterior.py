@@ -90,7 +90,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: f"{type(k).__name__}-{k.integrator.word}-{k.rows!r}")
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_minibatch_regression_has_its_exact_posterior(kernel):
     assert passes(*whole_error(kernel))
 
@@ -107,6 +107,7 @@ def test_a_wrong_scaling_of_five_percent_is_caught(monkeypatch):
     assert not passes(*whole_error(KERNELS[1], num_samples=400))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*the kinetic temperature is 1")  # as it should be
 def test_independent_minibatches_inflate_the_variance_as_predicted():
     """h s^2 / (2 D) for independent rows, little of it for reshuffled ones while an epoch is short."""

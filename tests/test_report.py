@@ -373,10 +373,12 @@ def test_an_inflation_that_the_warm_up_predicts():
 
 
 @pytest.mark.optimised
-def test_right_runs_end_without_a_warning():
-    """Forty chains of their own, one after another; the false alarms of any of the lines would add up."""
+@pytest.mark.parametrize("runs", [4, 20])
+@pytest.mark.every(2)
+def test_right_runs_end_without_a_warning(runs):
+    """Two chains a run, each with keys of its own; the false alarms of any of the lines would add up."""
     mcmc = make(num_samples=300, batch_size=1000)
     found = []
-    for seed in range(20):
+    for seed in range(runs):
         found += told_of_doubts(lambda seed=seed: mcmc.run(random.key(seed), X, Y, init_params=at(NEAR)))
     assert found == []

@@ -155,12 +155,8 @@ def test_what_a_kernel_refuses(data_as_arguments):
         init(data=(data[0], shard_rows(on_devices.mesh_of(1), on_devices.Y)))
 
 
-def test_a_step_exchanges_a_gradient():
-    in_a_fresh_process("import on_devices; on_devices.check_exchange()", **FOUR)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", ["draws", "posterior"])
+@pytest.mark.parametrize("check", ["exchange", "exchange_of_chains", "draws", "posterior"])
+@pytest.mark.every(4)
 def test_four_devices(check):
     in_a_fresh_process(f"import on_devices; on_devices.check_{check}()", **FOUR)
 

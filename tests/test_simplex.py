@@ -16,6 +16,7 @@ from numpyro_sgmcmc.types import Phase
 pytestmark = pytest.mark.optimised
 ALPHA = 4.5  # standard errors
 CHAINS = 20_000
+DRAWS = 50_000  # of one step; the same number everywhere is compiled once
 N, B = 20, 4
 ROWS = np.random.default_rng(3).poisson(1.2, N).astype(float)
 
@@ -64,9 +65,9 @@ def variance_of_counts():
 def test_the_transition_is_that_of_the_process(theta, b, h, rate):
     """Its law is scipy's noncentral chi-square."""
     dynamics = CoxIngersollRoss({"x": np.array(rate)})
-    z, n = jnp.log(jnp.asarray(theta)), 50_000
-    gradient = {"x": jnp.full(n, rate * theta - b)}
-    moved = dynamics.E(Phase({"x": jnp.full(n, z)}), jnp.asarray(h), gradient, random.key(1)).z["x"]
+    z = jnp.log(jnp.asarray(theta))
+    gradient = {"x": jnp.full(DRAWS, rate * theta - b)}
+    moved = dynamics.E(Phase({"x": jnp.full(DRAWS, z)}), jnp.asarray(h), gradient, random.key(1)).z["x"]
     c = -np.expm1(-rate * h) / rate
     exact = stats.ncx2(2 * b, 2 * theta * np.exp(-rate * h) / c, scale=c / 2)
     draws = np.exp(np.asarray(moved, float))
@@ -77,7 +78,7 @@ def test_the_transition_is_that_of_the_process(theta, b, h, rate):
 def test_a_large_noncentrality():
     """Beyond the whole numbers of 32 bits."""
     moved = CoxIngersollRoss().E(
-        Phase({"x": jnp.full(20_000, jnp.log(2e3))}), jnp.asarray(1e-7), {"x": jnp.zeros(20_000)}, random.key(1)
+        Phase({"x": jnp.full(DRAWS, jnp.log(2e3))}), jnp.asarray(1e-7), {"x": jnp.zeros(DRAWS)}, random.key(1)
     )
     change = np.asarray(moved.z["x"], float) - np.log(2e3)
     assert np.abs(change).max() < 1e-3
