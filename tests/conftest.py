@@ -6,7 +6,10 @@ import os
 import shutil
 import tempfile
 
-FLAGS = ["--xla_force_host_platform_device_count=2"]  # for ``chain_method="parallel"``
+FLAGS = [
+    "--xla_force_host_platform_device_count=2",  # for ``chain_method="parallel"``
+    "--xla_cpu_parallel_codegen_split_count=1",  # small programs compile sooner in one part
+]
 if version("jax").startswith("0.10."):
     # that release compiles a fusion slowly, and a suite of many small programs twice as long; others lack the flag
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")

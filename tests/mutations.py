@@ -510,9 +510,15 @@ FAULTS = [
 # fmt: on
 
 
-def planted(fault, package):
-    """The file of a fault, in this folder of the package, and its text with the fault."""
+def place(fault, package):
+    """The file of a fault, in this folder of the package."""
     (path,) = package.rglob(f"{fault.file}.py")
+    return path
+
+
+def planted(fault, package):
+    """The file of a fault, and its text with the fault."""
+    path = place(fault, package)
     pieces, at = path.read_text().split(fault.old), fault.where + 1
     assert len(pieces) > at, f"{fault.name}: {fault.file}.py has no such text any more"
     return path, fault.old.join(pieces[:at]) + fault.new + fault.old.join(pieces[at:])
@@ -575,9 +581,19 @@ def names_of_tests():
     return [line.removeprefix("tests/").replace(".py::", "::") for line in listed.splitlines() if "::" in line]
 
 
+def changed(revision):
+    """The files of the package that are not as they were then."""
+    command = ["git", "diff", "--name-only", revision, "--", "numpyro_sgmcmc"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {ROOT / line for line in listed.splitlines()}
+
+
 def main(args):
-    failed = json.loads(args.out.read_text()) if args.resume else {}
+    failed = json.loads(args.out.read_text()) if args.resume and args.out.exists() else {}
     faults = [fault for fault in FAULTS if args.only in fault.name and fault.name not in failed]
+    if args.since:
+        files = changed(args.since)
+        faults = [fault for fault in faults if place(fault, ROOT / "numpyro_sgmcmc") in files]
     names = names_of_tests()
     tests = {fault.name: selected(fault, names) for fault in faults}
     for fault in faults:
@@ -585,18 +601,18 @@ def main(args):
     if args.check:
         print(f"{len(faults)} faults can be planted.")
         return
-    places = Queue()
+    folders = Queue()
 
     def one(fault):
-        place = places.get()
+        folder = folders.get()
         try:
-            return fault, run(fault, tests[fault.name], place, shlex.split(args.pytest))
+            return fault, run(fault, tests[fault.name], folder, shlex.split(args.pytest))
         finally:
-            places.put(place)
+            folders.put(folder)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         for k in range(args.jobs):
-            places.put(Path(folder) / str(k))
+            folders.put(Path(folder) / str(k))
         running = [pool.submit(one, fault) for fault in faults]
         for done in tqdm(as_completed(running), desc="faults", total=len(running)):
             fault, outcomes = done.result()
@@ -605,7 +621,7 @@ def main(args):
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(failed, indent=1) + "\n")
     laws = {name for name in names if _file(name) in LAWS}  # all of these must be able to fail
-    idle = [] if args.only else sorted(laws - set().union(*failed.values()))
+    idle = [] if args.only or args.since else sorted(laws - set().union(*failed.values()))
     survivors = [name for name, tests in failed.items() if not tests]
     print(f"{len(failed)} faults; not caught: {', '.join(survivors) or 'none'}.")
     print("Tests of laws that no fault fails: " + ("none." if not idle else "\n  " + "\n  ".join(idle)))
@@ -615,6 +631,7 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name contains it")
+    parser.add_argument("--since", metavar="REVISION", help="faults in files that have changed since then")
     parser.add_argument("--check", action="store_true", help="see that the faults and their tests exist, run nothing")
     parser.add_argument("--resume", action="store_true", help="leave out the faults that --out knows")
     parser.add_argument("--out", type=Path, default=Path("out/mutations.json"))

@@ -65,7 +65,7 @@ def gradients(deep, sites, sweeps, count):
     return jax.tree.map(np.asarray, run(random.split(random.key(1), count)))
 
 
-def furthest(deep, sites, sweeps, count=2000):
+def furthest(deep, sites, sweeps, count=1000):
     """Largest distance, in standard errors, of the mean gradient from that of the sum over all states."""
 
     def energy(z):
