@@ -105,7 +105,7 @@ def batches_of(rows, key):
 
 
 @pytest.mark.parametrize("k, e, name", CELLS)
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
     kernel_class, word = WORDS[k]
     gradient, reference, options = ESTIMATORS[name]

@@ -266,7 +266,7 @@ FAULTS = {
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_planted_faults(fault):
     options, line = FAULTS[fault]
     found = summary(run(**options), X, Y)

@@ -23,18 +23,13 @@ class AdaptiveSGHMC(SGMCMC):
     :math:`\epsilon V^{-1/2} C = h D`, .05 there: a friction of D = .05 / h. What the paper takes out of the noise for
     that of the gradient is ``integrator="NOGIN"`` here. Its window of V, which adapts, is a constant ``memory``.
 
-    :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param float friction: D >= 0, a rate (1 / time).
     :param float memory: :math:`\beta` in [0, 1); V averages over about :math:`1 / (1 - \beta)` steps.
     :param float damping: :math:`\lambda` > 0, in the units of a gradient of U.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model.
-    :param int steps_per_sample: integrator steps per draw; None: 1.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``.
-    :param gradient: gradient estimator; None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :raises ValueError: no step size; an argument out of range; at ``init``, a run without a warm-up.
 
     **References:**

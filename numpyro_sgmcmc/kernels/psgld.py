@@ -25,17 +25,11 @@ class PSGLD(SGMCMC):
     larger than the gradient, the drift is :math:`-h g / s`, and the noise increases the variance of z by a relative
     :math:`h s / 2`.
 
-    :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param float memory: :math:`\beta` in [0, 1); V averages over about :math:`1 / (1 - \beta)` steps.
     :param float damping: :math:`\lambda` > 0, in the units of a gradient of U.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model.
-    :param int steps_per_sample: integrator steps per draw; None: 1.
     :param str integrator: ``"euler"``.
-    :param gradient: gradient estimator; None: ``Minibatch()``.
-    :param rows: row scheme.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :raises ValueError: no step size; a memory or damping out of range; at ``init``, a run without a warm-up.
 
     **References:**

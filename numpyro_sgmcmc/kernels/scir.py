@@ -47,19 +47,14 @@ class SCIR(SGMCMC):
     Sites are held as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than
     the smallest floating point number.
 
-    :param model: NumPyro model.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param step_size: h > 0, or a function of the step index, in units of the relaxation time of theta: 0.5 is large.
     :param rate: r of each site's conditional Gamma(b, r) in units of its prior's, a dict of numbers or of arrays like
         the sites; others have 1. For Poisson counts of mean :math:`e_i \theta` and the prior Gamma(a, b): :math:`1 +
         \sum_i e_i / b`.
     :param counts: n by site, a number or an array of the batch shape of the site, where the likelihood divides by the
         sum, see above.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model.
-    :param int steps_per_sample: integrator steps per draw. None: 1.
-    :param rows: row scheme. None: ``Reshuffled()``.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
-    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, a site that is neither positive nor on the simplex, counts that are
         not positive, a likelihood that is not homogeneous. Later a step with counts that are not positive is refused,
         and the draw is ``diverging``.

@@ -23,17 +23,13 @@ class SGBarker(SGMCMC):
     the distribution of a step without noise, as long as :math:`\tau \sqrt{2 h M^{-1}}` is below about 0.9. So start
     near the mode (``init_params=find_mode(...)``), and keep h below :math:`0.4 / (M^{-1} \tau^2)`.
 
-    :param model: NumPyro model.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param step_size: h > 0, or a function of the step index. The paper's :math:`\sigma` is about
         :math:`\sqrt{2 h M^{-1}}`.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model.
-    :param int steps_per_sample: integrator steps per draw; None: 1.
-    :param gradient: gradient estimator; None: ``Minibatch()``.
     :param rows: row scheme. None: ``WithoutReplacement()``. Batches must be independent: reshuffled ones add less noise
         than the correction removes.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :raises ValueError: no step size; rows that depend on each other.
 
     **References:**

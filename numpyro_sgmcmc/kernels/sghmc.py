@@ -22,28 +22,17 @@ class SGHMC(SGMCMC):
     It measures :math:`s^2` once, with 300 minibatches at the start of the chain, so start it near the mode
     (``init_params=find_mode(...)``). SAGA and SVRG have no noise at the start, so nothing is subtracted for them.
 
-    :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
-        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param float friction: D >= 0, a rate (1 / time). The default of 1 suits a step size that the warm-up chooses. If
         you set the step size, set the friction too.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
-    :param int steps_per_sample: integrator steps per draw. None: 1, or chosen together with the step size.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``, and ``R`` with a
         ``skew``. None: ``"ABOBA"``, or ``"NOGIN"`` where the step size is found.
-    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
-        size.
     :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN. NOGIN needs independent
         batches: reshuffled ones add less noise than it subtracts.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
     :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``, which rotates the momentum
         (``R``). The stationary distribution stays the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, for the coordinates that the warm-up finds.
-    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
-        coordinates.
-    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 

@@ -18,24 +18,14 @@ class SGLD(SGMCMC):
     The order is 1. On a Gaussian with curvature :math:`\lambda` the variance of the draws is :math:`1 / (\lambda (1 -
     h\lambda/2))`. Minibatch noise of variance :math:`s^2` adds a relative :math:`h s^2 / 2` in each coordinate.
 
-    :param model: NumPyro model.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
         coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. (Welling & Teh write h/2 where we write h.)
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
-    :param int steps_per_sample: integrator steps per draw. None: 1, or chosen together with the step size.
     :param str integrator: ``"euler"``.
-    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
-        size.
-    :param rows: row scheme.
     :param inverse_mass_matrix: preconditioner of drift and noise: None, a scalar or a dict of diagonals like ``z``.
     :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: the drift is then
         :math:`-(M^{-1} + Q) g`, irreversible and of the same law, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, for the coordinates that the warm-up finds.
-    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
-        coordinates.
-    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 

@@ -79,10 +79,12 @@ class SGMCMC(MCMCKernel):
     :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
         coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. ``Polynomial(None, b, gamma)`` decreases from the chosen
         step size.
-    :param batch_size: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in the model.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
     :param int steps_per_sample: integrator steps per draw, in one compiled loop. None: 1, or chosen together with the
         step size.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`.
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: uniform on (-2, 2); if the warm-up chooses the step
+        size, the best of several draws around 0.
     :param dense_mass: between which coordinates the warm-up allows for correlations: True, False, or a list of tuples
         of sites, as for :class:`~numpyro.infer.NUTS`.
     :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its

@@ -19,17 +19,11 @@ class SGNHT(SGMCMC):
     the exact Ornstein-Uhlenbeck flow. ``"ssi"`` (``ADFBNFDA``) and ``"euler"`` (``AED``) are the schemes of Li et al.
     (2016), of order 2 and 1. Each of these costs one gradient per step.
 
-    :param model: NumPyro model.
-    :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
-        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param float diffusion: D >= 0, intensity of the injected noise; the thermostats start at D.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
-    :param int steps_per_sample: integrator steps per draw. None: 1, or chosen together with the step size.
     :param str integrator: ``"euler"``, ``"ssi"`` or a word over ``A B F N O D E``, and ``R`` with a ``skew``.
         None: ``"ADBOBDA"``.
-    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
-        size.
     :param rows: row scheme. None: ``WithoutReplacement()``, whose batches are independent, as thermostats require. With
         reshuffled rows the noise mostly cancels in z, but not in the momentum, and the variance of z becomes too small
         (0.47 to 0.97 of the true one in docs/measurements.md).
@@ -39,10 +33,6 @@ class SGNHT(SGMCMC):
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): the mean of a mean-field
         normal approximation, with thermostats at D + h s^2 / 2, where s^2 is the variance of the gradient there, see
         :mod:`~numpyro_sgmcmc.tuning.start`. If a start is given, the thermostats begin at D as in the papers.
-    :param dense_mass: as for :class:`~numpyro.infer.NUTS`, for the coordinates that the warm-up finds.
-    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
-        coordinates.
-    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
 
     **References:**
 

@@ -26,22 +26,16 @@ class SGRHMC(SGMCMC):
     position with the new momentum. It is explicit and of order 1. A leapfrog step with these terms would keep its law
     to order 2 only if implicit.
 
-    :param model: NumPyro model.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param metric: z, a dict of unconstrained values by site, -> :math:`G(z)^{-1}`, as for
         :class:`~numpyro_sgmcmc.SGRLD`. A chain moves far where it is large.
-    :param step_size: h > 0, or a function of the step index.
     :param float friction: gamma >= 0; 1 is that of Ma, Chen & Fox.
     :param gradient_noise: variance of the gradient, which is subtracted from the injected noise, see
         :class:`~numpyro_sgmcmc.Recipe`.
     :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model.
-    :param int steps_per_sample: integrator steps per draw. None: 1.
     :param str integrator: ``"euler"``, or a word over ``E A P``.
-    :param gradient: gradient estimator. None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, a metric that is not symmetric and positive semi-definite.
 
     **References:**

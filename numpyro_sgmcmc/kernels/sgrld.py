@@ -21,24 +21,18 @@ class SGRLD(SGMCMC):
     The order is 1. With a constant D this is SGLD. D is a preconditioner that depends on the position: the inverse of
     the Riemannian metric G, large where the chain should move far.
 
-    :param model: NumPyro model.
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param metric: z, a dict of unconstrained values by site, -> D(z): a scalar, a diagonal or a matrix over z raveled
         to d numbers (``jax.flatten_util.ravel_pytree``), or a dict of these by site. Or
         :class:`~numpyro_sgmcmc.Fisher`, :class:`~numpyro_sgmcmc.Energy`; :class:`~numpyro_sgmcmc.ExpandedMean` or
         :class:`~numpyro_sgmcmc.Natural` for sites on the simplex and on the half-line.
-    :param step_size: h > 0, or a function of the step index.
     :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``. It makes the chain
         irreversible and leaves its stationary distribution unchanged.
     :param gradient_noise: variance of the gradient, which is subtracted from the injected noise, see
         :class:`~numpyro_sgmcmc.Recipe`.
     :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
-    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model.
-    :param int steps_per_sample: integrator steps per draw. None: 1.
-    :param gradient: gradient estimator. None: ``Minibatch()``.
     :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :param local: how to draw latent sites of the rows, see :class:`~numpyro_sgmcmc.SGMCMC`.
     :raises ValueError: at the start of a chain, D that is not symmetric and positive semi-definite.
 
     **References:**
