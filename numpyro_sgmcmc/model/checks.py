@@ -117,7 +117,7 @@ def _outline_of_all_rows(
         if odd:
             raise ValueError(
                 f"{odd}, which cannot be indexed by traced rows. Pass an array of numbers: np.asarray(x), "
-                f"x.to_numpy(float). The failure was: {type(error).__name__}: {error}"
+                f"x.to_numpy(float). The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             ) from error
         if not isinstance(error, jax.errors.TracerArrayConversionError):
             raise
