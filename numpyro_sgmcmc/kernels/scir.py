@@ -29,20 +29,20 @@ class SCIR(SGMCMC):
         b = \theta - \frac{\partial U}{\partial \log \theta}.
 
     Every site must be positive, or on the simplex, where :math:`\pi_k = \theta_k / \sum_j \theta_j`. A site with the
-    prior Gamma(a, b) is :math:`\theta / b`. The counts b come from the gradient of the model: where the prior is Gamma
-    or Dirichlet and the likelihood a product of powers of :math:`\theta` or :math:`\pi`, they are the parameters of
-    the prior plus the counts of the data, estimated by N/n times those of the minibatch; for mixtures plus the
-    expected counts. With an unbiased b of mean mu and target Gamma(mu, 1)
+    prior Gamma(a, b) is :math:`\theta / b`. The counts b come from the gradient of the model. If the prior is Gamma or
+    Dirichlet and the likelihood is a product of powers of :math:`\theta` or :math:`\pi`, they are the parameters of the
+    prior plus the counts of the data, estimated by N/n times those of the minibatch; for mixtures, plus the expected
+    counts. With an unbiased b of mean mu and target Gamma(mu, 1)
 
     .. math:: \mathrm{E}\,\theta = \mu, \qquad \mathrm{Var}\,\theta = \mu + \tanh(h / 2)\, \mathrm{Var}\, b.
 
-    **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with an
-    n that is constant. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, and the law of
-    :math:`\pi` is right, for whatever law the sum s has does not matter. Categories and multinomial counts have n = N.
-    Distributions that divide :math:`\pi` by its sum, mixtures among them, have n = 0, and their counts lack
-    :math:`n \pi_k`: give back the number of counts by ``counts={site: N}``. Any number is right that leaves b positive.
-    Any other likelihood, that of the words of topics for one, becomes of this kind by
-    ``p = p / p.sum(-1, keepdims=True)`` in the model.
+    **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with a
+    constant n. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, and the distribution of
+    :math:`\pi` is right, whatever that of the sum s is. Categorical data and multinomial counts have n = N.
+    Distributions that divide :math:`\pi` by its sum, such as mixtures, have n = 0, and their counts lack :math:`n
+    \pi_k`: add the number of counts with ``counts={site: N}``. Any number that keeps b positive is correct. Every other
+    likelihood, such as that of the words of topics, becomes homogeneous by ``p = p / p.sum(-1, keepdims=True)`` in the
+    model.
 
     Sites are held as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than
     the smallest floating point number.

@@ -35,8 +35,8 @@ def _check_start(label: str, start: Any) -> None:
 @dataclass(frozen=True)
 class LocalGibbs:
     r"""
-    Gibbs sweeps over discrete local sites with finite supports: each coordinate is drawn from its conditional law,
-    :math:`p(u_j = k \mid u_{-j}, x_i, z)`, for all rows of the batch at once.
+    Gibbs sweeps over discrete local sites with finite support: each coordinate is drawn from its conditional
+    distribution, :math:`p(u_j = k \mid u_{-j}, x_i, z)`, for all rows of the batch at once.
 
     A coordinate costs an evaluation of the rows' density for each value of its support.
 
@@ -123,7 +123,7 @@ class LocalHMC:
     Hamiltonian Monte Carlo on continuous local sites, in their unconstrained coordinates: leapfrog steps of unit mass
     on each row's own conditional density, accepted or refused row by row.
 
-    :param float step_size: of a leapfrog step; about the width of a row's conditional law or less.
+    :param float step_size: of a leapfrog step; at most about the width of a row's conditional distribution.
     :param int num_steps: of a trajectory. Near half a period of the conditional law, a trajectory ends where it began.
     :param int moves: trajectories for each minibatch.
     :param start: the initial values. None: draws from the prior. A function with the arguments of ``local=``, which

@@ -84,8 +84,8 @@ class Checkpointed:
     :param MCMC mcmc: with a kernel of this package; any chain method, thinning, number of chains. Its progress bar is
         not shown; every checkpoint is logged at level INFO.
     :param folder: is made if it does not exist.
-    :param every: transitions between two checkpoints, or a :class:`~datetime.timedelta`. Whatever ends the process
-        costs no more than this, and with a time also the piece under way, which takes about a tenth of it.
+    :param every: transitions between two checkpoints, or a :class:`~datetime.timedelta`. If the process ends, at most
+        this much work is lost, and with a time also the segment under way, about a tenth of it.
     :param hook: called with a :class:`~numpyro_sgmcmc.runs.checkpointed.Progress` after each checkpoint. What it raises
         ends the run, which can go on later.
     :param averages: a function of a draw, a dict of constrained values, whose mean and variance are kept in place of
