@@ -216,6 +216,8 @@ def many_topics(m):
     for name, found in m["perplexity"].items():
         ours = f"{found['perplexity']:.0f}" + ("; steps were refused" * found["refused"])
         yield f"{m['data']}: {name}, perplexity", "of another corpus", ours
+    if m.get("runs") != len(m["perplexity"]):
+        yield "the program was stopped", "", f"after {len(m['perplexity'])} runs"
 
 
 def noise(m):

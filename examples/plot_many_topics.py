@@ -102,7 +102,7 @@ def main(args):
     train, seen, unseen = topics.split(documents, args.seed, min(0.2, TEST / len(documents)))
     corpus = topics.Corpus.of(train)
     cells = CELLS if name else [("SGHMC ssi", STEPS[-1], FRICTIONS[1])]
-    metrics = {"data": name or "simulated", "documents": len(train), "vocabulary": vocabulary}
+    metrics = {"data": name or "simulated", "documents": len(train), "vocabulary": vocabulary, "runs": len(cells)}
     table = {}
     for cell in tqdm(cells):
         betas, refused = sample(*cell, corpus, vocabulary, args)
