@@ -159,7 +159,8 @@ def test_draws_hold_constrained_values_and_the_deterministic_sites_outside_the_p
     assert_same(samples["twice"], 2 * samples["mu"])
 
 
-@pytest.mark.parametrize("num_chains", [1, 2])
+@pytest.mark.parametrize("num_chains", [2, 1])
+@pytest.mark.every(2)
 def test_print_summary(capsys, num_chains):
     mcmc = make(langevin(models.deterministics), num_chains=num_chains, chain_method="vectorized")
     mcmc.run(random.key(4), models.ROWS)
@@ -204,7 +205,8 @@ def test_init_strategy_takes_constrained_values():
     np.testing.assert_allclose(state.z["scale"], np.log(0.5), rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", ["vectorized", "sequential"])
+@pytest.mark.every(2)
 def test_jit_model_args(method):
     mcmc = make(thermostat(), num_chains=2, chain_method=method, jit_model_args=True)
     mcmc.run(random.key(1), models.ROWS, extra_fields=EXTRA)
@@ -232,7 +234,8 @@ def test_model_keywords():
     assert_same(draws(mcmc), draws(other))
 
 
-@pytest.mark.parametrize("num_chains", [1, 2])
+@pytest.mark.parametrize("num_chains", [2, 1])
+@pytest.mark.every(2)
 def test_progress_bar_changes_nothing(capsys, num_chains):
     mcmc = make(thermostat(), num_chains=num_chains, chain_method="vectorized", progress_bar=True)
     mcmc.run(random.key(1), models.ROWS, extra_fields=EXTRA)
