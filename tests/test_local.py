@@ -334,6 +334,37 @@ def test_gibbs_sweeps_draw_from_the_conditional_law():
 
 
 @pytest.mark.slow
+def test_probabilistic_pca():
+    """Two-dimensional factors of four numbers, by LocalHMC: the gradient is that of the marginal normal law."""
+    X = jnp.asarray(np.random.default_rng(3).normal(size=(N, 4)) @ np.diag([2.0, 1.5, 1.0, 1.0]), jnp.float32)
+
+    def factors(x):
+        W = numpyro.sample("W", dist.Normal(0, 1).expand([2, 4]).to_event(2))
+        with numpyro.plate("N", len(x)) as rows:
+            u = numpyro.sample("u", dist.Normal(0, 1).expand([2]).to_event(1))
+            numpyro.sample("x", dist.Normal(u @ W, 1).to_event(1), obs=x[rows])
+
+    def energy(W):
+        law = dist.MultivariateNormal(jnp.zeros(4), jnp.eye(4) + W.T @ W)
+        return 0.5 * jnp.sum(W**2) - law.log_prob(X).sum()
+
+    W = jnp.array([[0.5, -0.3, 0.4, 0.1], [-0.2, 0.6, 0.1, 0.5]])
+    kernel = SGLD(factors, step_size=0.01, batch_size=B, local=LocalHMC(step_size=0.5, num_steps=3, moves=6))
+    potential = kernel._potential((X,), {})
+
+    def one(key):
+        key_rows, key_local = random.split(key)
+        rows = {"N": random.choice(key_rows, N, (B,), replace=False)}
+        return jax.grad(potential.estimate)({"W": W}, rows, key_local)["W"]
+
+    found = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=100))(random.split(random.key(0), 3000))
+    error = found.std(0) / np.sqrt(len(found))
+    assert jnp.abs((found.mean(0) - jax.grad(energy)(W)) / error).max() < 4.5
+    prior = random.normal(random.key(1), (3000, N, 2))  # the planted fault: factors from the prior
+    wrong = W - jnp.einsum("snk,snd->kd", prior, X - prior @ W) / 3000
+    assert jnp.abs((wrong - jax.grad(energy)(W)) / error).max() > 20
+
+
 def test_a_posterior_through_mcmc():
     """Tuned and not, the draws are of the global site alone, with the law of the marginal and its predicted width."""
     y = np.tile(EFFECTS, 40)
