@@ -15,7 +15,7 @@ import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
 from numpyro_sgmcmc.kernels.report import Bar
-from numpyro_sgmcmc.kernels.run_checks import _standard_error, beyond_chance, report
+from numpyro_sgmcmc.kernels.run_checks import _standard_error, _still_falling, beyond_chance, report
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
 N = 2000
@@ -358,6 +358,16 @@ def test_a_start_far_from_the_mode():
     (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params={"w": jnp.array([-6.0, 6.0])}))
     assert "still falling" in message and "num_warmup" in message
     assert told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params={"w": jnp.array(NEAR)})) == []
+
+
+def test_a_first_draw_that_is_far_away():
+    """As of a start 50 sds away that is forgotten within three draws; and a row that is seen in one draw of fifty."""
+    rng = np.random.default_rng(0)
+    energy = rng.normal(size=(4, 500))
+    assert not _still_falling(energy)
+    assert _still_falling(energy + 50 * np.exp(-np.arange(500.0)))
+    rare = energy + 50 * (np.arange(500) % 50 == 0)
+    assert not _still_falling(rare)
 
 
 @pytest.mark.slow

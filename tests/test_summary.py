@@ -30,6 +30,7 @@ from numpyro_sgmcmc import (
 from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, error_of, r_hat, standard_error
+from numpyro_sgmcmc.diagnostics.predicted import gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
@@ -334,6 +335,27 @@ def test_every_kernel(name):
     assert ("kinetic_temperature" in found) == (name != "sgld")
     assert ("thermostat" in found) == ("sgnht" in name)
     assert abs(found["inflation_by_step"]["value"]) < 0.05
+
+
+def groups(y):
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    group = numpyro.sample("group", dist.Normal(0, 1).expand([8]).to_event(1))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(tau * group[rows % 8], 3.0), obs=y[rows])
+
+
+@pytest.mark.optimised
+@pytest.mark.slow
+def test_the_warm_up_knows_the_noise_at_its_draws():
+    """The noise of a control variate grows in the tails, which are longer than those of a normal law."""
+    rng = np.random.default_rng(0)
+    y = (rng.normal(size=8)[np.arange(N) % 8] + 3 * rng.normal(size=N)).astype(np.float32)
+    mcmc = short(SGHMC(groups, batch_size=N // 4), y, num_warmup=500, num_samples=500, num_chains=4)
+    draws = unconstrained_draws(mcmc, (y,), {}, 2000, "test")
+    pairs = gradient_pairs(mcmc.sampler, mcmc.last_state, draws, (y,), {}, random.key(1))
+    tuning = mcmc.last_state.tuning
+    seen = ((pairs @ np.asarray(tuning.coordinates.scale, float)) ** 2).mean(0).sum()
+    assert 0.6 < tuning.variance.sum() / seen < 1.7
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ MIXED = 1.1  # an R-hat, that no right warm-up exceeds
 OFF = 0.1  # a temperature less 1, or an inflation, that is told if it is certain
 NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
 LONG_ENOUGH = 100  # draws of a chain, for what a short run shows as well
-HIGH = 5.0  # sds of the energy that a start lies above where the chain arrives
+HIGH, FAR = 5.0, 10.0  # sds of the energy that the first draws, and the first one, lie above where the chain arrives
 CHANCE = 1e-6  # of a temperature that is told for certain
 LONG = 3.0  # a squared step over that of its noise
 FIRST = 64  # coordinates of a site that chains are told apart by
@@ -216,13 +216,16 @@ def _never_mixed(place: np.ndarray) -> bool:
 
 
 def _still_falling(energy: np.ndarray) -> bool:
-    """Whether the first tenth of the draws of a chain lies high above its last half."""
+    """Whether the first tenth of the draws of a chain lies high above its last half, or its first draw far above."""
     energy = np.asarray(energy, float)
     n = energy.shape[1]
     if n < LONG_ENOUGH or not np.isfinite(energy).all():
         return False
     late = energy[:, n // 2 :]
-    return bool((energy[:, : n // 10].mean(1) - late.mean(1) > HIGH * np.maximum(late.std(1), 1e-30)).any())
+    sd = np.maximum(late.std(1), 1e-30)
+    high = energy[:, : n // 10].mean(1) - late.mean(1) > HIGH * sd
+    far = (energy[:, 0] - late.mean(1) > FAR * sd) & (energy[:, 0] > late.max(1))  # and no rare row
+    return bool((high | far).any())
 
 
 def projection(position: Any, batched: bool) -> jax.Array:

@@ -132,6 +132,9 @@ class Tuner:
         looks = end >= SHORTEST
         last = (end >= CHECKED) & (t == end)
         due = (t == 0) | (looks & (t == _bounds(end)).any())
+        # at draws, where the round has seen some: what stands for them before lies on a normal law
+        drawn = jnp.minimum(tuning.moments.draws.astype(jnp.int32), len(tuning.moments.places))
+        drawn = jnp.where(drawn > 0, drawn, len(tuning.moments.places))
         operands = tuning, phase.z, gradient_state
 
         def change(operands):
@@ -144,7 +147,7 @@ class Tuner:
 
         def look(k, seen):
             moments, differences = seen
-            there = jnp.where(due, places[k], x)
+            there = jnp.where(due, places[k % drawn], x)
             first, second = self._pair(
                 potential, tuning.coordinates, there, gradient_state, random.fold_in(key_look, k)
             )
