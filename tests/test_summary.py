@@ -349,7 +349,7 @@ def groups(y):
 def test_the_warm_up_knows_the_noise_at_its_draws():
     """The noise of a control variate grows in the tails, which are longer than those of a normal law."""
     rng = np.random.default_rng(0)
-    y = (rng.normal(size=8)[np.arange(N) % 8] + 3 * rng.normal(size=N)).astype(np.float32)
+    y = (0.3 * rng.normal(size=8)[np.arange(N) % 8] + 3 * rng.normal(size=N)).astype(np.float32)
     mcmc = short(SGHMC(groups, batch_size=N // 4), y, num_warmup=500, num_samples=500, num_chains=4)
     draws = unconstrained_draws(mcmc, (y,), {}, 2000, "test")
     pairs = gradient_pairs(mcmc.sampler, mcmc.last_state, draws, (y,), {}, random.key(1))
