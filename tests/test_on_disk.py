@@ -1,8 +1,10 @@
 """Arrays on disk: the draws of arrays in memory, rows that are read once, and errors that say what is wrong."""
 
 from functools import partial
+import io
 import os
 import pickle
+from typing import Any, NamedTuple
 
 import jax
 from jax import random
@@ -12,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, Predictive
 import pytest
+import zarr
 
 from numpyro_sgmcmc import (
     SAGA,
@@ -175,6 +178,12 @@ def test_pieces_are_read_as_a_whole_and_each_block_once(monkeypatch):
     assert all(stop - start <= 5 * B for start, stop in x.read if stop - start > 1)
 
 
+def test_a_block_is_found_by_all_of_its_rows():
+    reader, block, other = read_ahead.ReadAhead([OnDisk(X)]), np.array([[4, 5], [8, 9]]), np.array([[4, 6], [8, 7]])
+    reader(other, block)
+    np.testing.assert_array_equal(reader(other, block)[0], X[other])  # its first rows are those of the block ahead
+
+
 def test_a_resumed_run_has_the_draws_of_one_in_memory(on_disk, small_blocks):
     ends = []
     for data in (on_disk, (X, Y)):
@@ -277,8 +286,145 @@ def test_bad_sources_are_refused(tmp_path):
         OnDisk(tmp_path / "names.npy")
     with pytest.raises(ValueError, match="not those of rows of numbers"):
         OnDisk(np.float32(3))
-    with pytest.raises(TypeError, match="needs a shape, a dtype"):
-        OnDisk([1, 2])
+    with pytest.raises(TypeError, match="OnDisk.*needs a shape, a dtype"):
+        OnDisk(5)
+
+
+# -- sources of other libraries, by what they offer -------------------------------------------------------------------
+
+
+class Records:
+    """As an ``ArrayRecordDataSource``: bytes, several in a call."""
+
+    def __init__(self, blocks):
+        self.records = []
+        for block in blocks:
+            file = io.BytesIO()
+            np.save(file, block)
+            self.records.append(file.getvalue())
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, k):
+        return self.records[k]
+
+    def __getitems__(self, numbers):
+        return [self.records[k] for k in numbers]
+
+
+class Type(NamedTuple):
+    value_type: Any
+    list_size: int
+
+    def to_pandas_dtype(self):
+        raise NotImplementedError
+
+
+class Plain(NamedTuple):
+    dtype: Any
+
+    def to_pandas_dtype(self):
+        return self.dtype
+
+
+class Column:
+    """As an Arrow column in chunks of 70 rows; NaN is missing: a row, or a number of the list of a row."""
+
+    def __init__(self, values, begin=0):
+        self.values, self.begin = values, begin
+        plain = Plain(values.dtype.type)
+        self.type = plain if values.ndim == 1 else Type(plain, values.shape[1])
+        self.null_count = np.isnan(values).sum() if values.ndim == 1 else 0
+        cuts = range(70 - begin % 70, len(values), 70)
+        self.chunks = [Chunk(part) for part in np.split(values, cuts)]
+
+    def __len__(self):
+        return len(self.values)
+
+    def slice(self, first, number):
+        return Column(self.values[first : first + number], self.begin + first)
+
+
+class Chunk:
+    def __init__(self, values):
+        self.values, self.null_count = values, np.isnan(values).sum() if values.ndim == 1 else 0
+
+    def flatten(self):
+        return Chunk(self.values.ravel())
+
+    def to_numpy(self, zero_copy_only):
+        assert not zero_copy_only
+        return self.values
+
+
+class Table:
+    def __init__(self, **columns):
+        self.columns, self.column_names = [Column(values) for values in columns.values()], list(columns)
+        self.num_rows = len(self.columns[0]) if columns else 0
+        self.column = self.columns.__getitem__
+
+    slice = None  # a table has it; columns are what is read
+
+
+BLOCKS = [X[first : first + 70] for first in range(0, N, 70)]  # the last one is shorter
+SOURCES = {
+    "blocks": lambda: BLOCKS,
+    "records": lambda: Records(BLOCKS),
+    "lists": lambda: Column(X),
+    "table of lists": lambda: Table(x=X),
+    "columns": lambda: Table(a=X[:, 0], b=X[:, 1], c=X[:, 2]),
+    "zarr": lambda: zarr.array(X, chunks=(70, 2)),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
+def test_sources_give_the_rows_of_the_array(source):
+    x = OnDisk(source())
+    assert x.shape == X.shape and x.dtype == X.dtype
+    for first, stop in ((0, 1), (69, 71), (0, 70), (135, 290), (590, N)):
+        np.testing.assert_array_equal(x[first:stop], X[first:stop])
+    np.testing.assert_array_equal(OnDisk(Column(Y))[65:75], Y[65:75])
+
+
+def test_draws_from_blocks_and_a_column(small_blocks):
+    options = given()
+    on_disk, in_memory = run((OnDisk(Records(BLOCKS)), OnDisk(Column(Y))), **options), run((X, Y), **options)
+    np.testing.assert_array_equal(draws(on_disk)[0], draws(in_memory)[0])
+
+
+@pytest.mark.parametrize(
+    "source, error, message",
+    [
+        ([1, 2], TypeError, r"OnDisk\(list\): its elements are of type int, not blocks"),
+        ([{"x": X}], TypeError, "type dict, not blocks of rows.*choose one: dataset.map"),
+        ([b"1234"], TypeError, r"elements are bytes.*numpy.save.*grain.MapDataset"),
+        ([], ValueError, "has no blocks"),
+        ([X[:2], X[:3]], ValueError, "the first block has 2 rows and the last 3"),
+        (Table(a=Y, b=X), ValueError, r"columns \(a: float32, b: float32\[3\]\) make no array. .*select"),
+        (Table(a=Y, b=Y.astype(float)), ValueError, r"columns \(a: float32, b: float64\) make no array"),
+        (Table(), ValueError, r"columns \(none\)"),
+    ],
+    ids=str,
+)
+def test_sources_that_do_not_fit_are_refused(source, error, message):
+    with pytest.raises(error, match=message):
+        OnDisk(source)
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ([X[:50], X[:40], X[:50]], r"rows 40 to 60 .*ValueError: block 1 is float32\(40, 3\), not float32\(50, 3\)"),
+        ([X[:50], X[:50].astype(float), X[:50]], "rows 40 to 60 .*block 1 is float64"),
+        (Column(np.where(np.arange(150) == 45, np.nan, 1.0)), "rows 40 to 60 .*missing"),
+        (Column(np.where(np.arange(300).reshape(150, 2) == 90, np.nan, 1.0)), "rows 40 to 60 .*missing"),
+    ],
+    ids=["short block", "other dtype", "null", "null in a list"],
+)
+def test_a_source_that_does_not_keep_its_word(source, message):
+    with pytest.raises(OSError, match=message):
+        OnDisk(source)[40:61]
 
 
 def test_a_length_that_does_not_fit_the_plate_is_refused(on_disk, tmp_path):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.kernels.state import SGMCMCState
-from numpyro_sgmcmc.model.on_disk import OnDisk
+from numpyro_sgmcmc.model.on_disk import OnDisk, runs
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.types import RowScheme
@@ -44,7 +44,7 @@ class ReadAhead:
     def __init__(self, sources: Sequence[OnDisk]):
         self._sources = sources
         self._thread = ThreadPoolExecutor(1, "numpyro_sgmcmc.OnDisk")
-        self._waiting: OrderedDict[bytes, Future] = OrderedDict()
+        self._waiting: OrderedDict[tuple, tuple[np.ndarray, Future]] = OrderedDict()
         self._lock = Lock()
         self._free: list[Block] = []  # new memory for each block would cost more than what is read
 
@@ -60,15 +60,13 @@ class ReadAhead:
         self._free.append(block)
 
     def _take(self, now: np.ndarray, after: np.ndarray) -> Block:
-        next_key = after.tobytes()  # a copy: the thread reads it when XLA may have overwritten ``after``
+        after = after.copy()  # the thread reads it when XLA may have overwritten it
         with self._lock:
-            ahead = self._waiting.pop(now.tobytes(), None)
-            self._waiting[next_key] = self._thread.submit(
-                self._read, np.frombuffer(next_key, after.dtype).reshape(after.shape)
-            )
+            rows, ahead = self._waiting.pop(_key(now), (None, None))
+            self._waiting[_key(after)] = after, self._thread.submit(self._read, after)
             while len(self._waiting) > WAITING:
-                self._waiting.popitem(last=False)[1].cancel()
-        return self._read(now) if ahead is None else ahead.result()
+                self._waiting.popitem(last=False)[1][1].cancel()
+        return self._read(now) if ahead is None or not np.array_equal(rows, now) else ahead.result()
 
     def _read(self, rows: np.ndarray) -> Block:
         try:
@@ -76,8 +74,16 @@ class ReadAhead:
         except IndexError:
             block = ()
         if not block or block[0].shape[: rows.ndim] != rows.shape:  # vmap may give one program blocks of two shapes
-            return tuple(source.read(rows) for source in self._sources)
-        return tuple(source.read(rows, out) for source, out in zip(self._sources, block))
+            block = tuple(source.empty(rows.shape) for source in self._sources)
+        pieces = runs(rows)
+        for source, out in zip(self._sources, block):
+            source.read_into(out, rows, pieces)
+        return block
+
+
+def _key(rows: np.ndarray) -> tuple:
+    """What tells blocks apart in a look-up: to hash all of their rows would cost as much as to read them."""
+    return rows.shape, rows[..., 0].tobytes()
 
 
 def repeat_with_rows(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.row_array import RowArray
+from numpyro_sgmcmc.model.sources import opened
 
 
 class OnDisk(RowArray):
@@ -21,11 +22,13 @@ class OnDisk(RowArray):
     the next steps while the device computes. Contiguous rows, ``rows=Reshuffled(contiguous=True)``, are read as a
     block, others one by one. A :class:`numpy.memmap` among the arguments of a model is treated as ``OnDisk(memmap)``.
 
-    :param source: the name of a ``.npy`` file, or anything with ``shape``, ``dtype`` and slices of rows: a
-        ``numpy.memmap``, a Zarr array, an HDF5 data set of h5py.
+    :param source: the name of a ``.npy`` file; anything with ``shape``, ``dtype`` and slices of rows: a
+        ``numpy.memmap``, a Zarr array, an HDF5 data set of h5py; an Arrow table or column; or a sequence of blocks of
+        rows: of Grain, of array_record, a list. See :mod:`~numpyro_sgmcmc.model.sources`.
     :raises FileNotFoundError: there is no such file.
-    :raises ValueError: the file holds no array of numbers, or the source has no rows.
-    :raises TypeError: the source lacks a shape or a dtype; or the model asks for something else, ``X @ w`` or
+    :raises ValueError: the file holds no array of numbers, the source has no rows, or its columns or blocks do not fit
+        together.
+    :raises TypeError: the source offers neither slices nor blocks; or the model asks for something else, ``X @ w`` or
         ``jnp.mean(X)``, for which all of the array would have to be in memory.
     :raises OSError: rows cannot be read. JAX passes it on as the text of a ``JaxRuntimeError``.
 
@@ -59,8 +62,6 @@ class OnDisk(RowArray):
     def __init__(self, source: Any):
         self._source = source
         rows = self._rows = self._opened()
-        if not hasattr(rows, "shape") or not hasattr(rows, "dtype"):
-            raise TypeError(f"{self!r}: a source needs a shape, a dtype and slices of rows.")
         self.shape = tuple(int(n) for n in rows.shape)
         if not self.shape or np.dtype(rows.dtype).kind not in "biufc":
             raise ValueError(f"{self!r}: shape {self.shape} and dtype {rows.dtype} are not those of rows of numbers.")
@@ -71,7 +72,8 @@ class OnDisk(RowArray):
         if isinstance(source, (str, os.PathLike)):
             what = repr(os.fspath(source))
         else:
-            what = f"{type(source).__name__} of shape {tuple(getattr(source, 'shape', ()))}"
+            shape = getattr(source, "shape", None)
+            what = type(source).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
         return f"{self._argument}OnDisk({what})"
 
     def __reduce__(self) -> Any:
@@ -96,40 +98,40 @@ class OnDisk(RowArray):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _opened(self) -> Any:
-        if not isinstance(self._source, (str, os.PathLike)):
-            return self._source
         try:
-            return np.load(self._source, mmap_mode="r")
-        except ValueError as error:
-            raise ValueError(f"{self!r}: the file is no .npy file of numbers: {error}") from error
+            return opened(self._source)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self!r}: {error}") from error
 
-    def read(self, rows: Any, out: np.ndarray | None = None) -> np.ndarray:
-        """
-        The rows of these numbers, of any shape, as an array in memory.
-
-        :param out: where they are written, if an array of their shape and dtype is at hand.
-        """
+    def read(self, rows: Any) -> np.ndarray:
+        """The rows of these numbers, of any shape, as an array in memory."""
         rows = np.asarray(rows)
-        if out is None:
-            out = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
-        if rows.size:
-            self._read_into(out.reshape(rows.size, *self.shape[1:]), rows.ravel())
+        out = self.empty(rows.shape)
+        self.read_into(out, rows, runs(rows))
         return out
 
-    def _read_into(self, out: np.ndarray, flat: np.ndarray) -> None:
-        asked = f"rows {flat.min()} to {flat.max()}"
-        if flat.min() < 0 or flat.max() >= len(self):
-            raise IndexError(f"{asked} were asked of {self!r}, which has {len(self)}.")
+    def empty(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Memory for as many rows."""
+        return np.empty((*shape, *self.shape[1:]), self.dtype)
+
+    def read_into(self, out: np.ndarray, rows: np.ndarray, pieces: list[tuple[int, int, int]]) -> None:
+        """
+        :param out: where the rows are written, of the shape and dtype of :meth:`empty`.
+        :param pieces: ``runs(rows)``, the same for all arrays of which these rows are read.
+        :raises OSError: they cannot be read, or there are no such rows.
+        """
+        out = out.reshape(rows.size, *self.shape[1:])
+        if any(first < 0 or first + number > len(self) for _, first, number in pieces):
+            raise IndexError(f"{_asked(rows)} were asked of {self!r}, which has {len(self)}.")
         try:
             self._check_file()
-            runs = _runs(flat)
-            if isinstance(self._rows, np.ndarray) and len(runs) > flat.size // 8:
-                out[...] = self._rows[flat]
+            if isinstance(self._rows, np.ndarray) and len(pieces) > rows.size // 8:
+                out[...] = self._rows[rows.ravel()]
             else:
-                for at, first, number in runs:
+                for at, first, number in pieces:
                     out[at : at + number] = self._rows[first : first + number]
         except Exception as error:
-            raise OSError(f"{self!r}: {asked} cannot be read: {type(error).__name__}: {error}") from error
+            raise OSError(f"{self!r}: {_asked(rows)} cannot be read: {type(error).__name__}: {error}") from error
 
     def _check_file(self) -> None:
         """To read a map beyond the end of its file would end the process."""
@@ -140,8 +142,14 @@ class OnDisk(RowArray):
                 raise EOFError(f"the file has only {length} bytes left.")
 
 
-def _runs(rows: np.ndarray) -> list[tuple[int, int, int]]:
-    """Maximal runs of consecutive numbers: (place in ``rows``, first number, length)."""
-    starts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
-    lengths = np.diff(starts, append=len(rows))
+def _asked(rows: np.ndarray) -> str:
+    return f"rows {rows.min()} to {rows.max()}"
+
+
+def runs(rows: np.ndarray) -> list[tuple[int, int, int]]:
+    """Maximal runs of consecutive numbers: (place in ``rows.ravel()``, first number, length)."""
+    rows = rows.ravel()
+    breaks = np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1
+    starts = np.concatenate([[0], breaks])[: rows.size]
+    lengths = np.diff(starts, append=rows.size)
     return list(zip(starts.tolist(), rows[starts].tolist(), lengths.tolist()))
