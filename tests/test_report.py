@@ -1,6 +1,7 @@
 """What is wrong with a run is told at its end, once, under every chain method, and costs a compiled call nothing."""
 
 import pickle
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -14,8 +15,10 @@ from numpyro.infer import MCMC, Gibbs
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
+from numpyro_sgmcmc.kernels import report as report_module
 from numpyro_sgmcmc.kernels.report import Bar
 from numpyro_sgmcmc.kernels.run_checks import _standard_error, _still_falling, beyond_chance, report
+from numpyro_sgmcmc.types import Plate
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
 N = 2000
@@ -201,13 +204,47 @@ def two_means(x):
         numpyro.sample("x", dist.Normal(a + b, 1), obs=x[rows])
 
 
+class State(NamedTuple):
+    i: Any
+    marks: Any
+    refused: Any
+
+
 def test_the_bar_tells_of_the_state_before():
-    bar, stuck, well = Bar(), jnp.array([100, 3]), jnp.array([0, 0])
+    at = lambda steps, *refused: State(jnp.uint32([steps] * 2), jnp.zeros((2, 4), jnp.uint32), jnp.array(refused))  # noqa: E731
+    bar, stuck, well = Bar(), at(0, 100, 3), at(0, 0, 0)
     jax.block_until_ready((stuck, well))
     assert [bar(x) for x in (well, stuck, stuck, well, well)] == ["", "", *["1 of 2 chains stand still"] * 2, ""]
     pickle.loads(pickle.dumps(bar))
+
+
+def test_the_bar_tells_of_rows(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(report_module.time, "monotonic", lambda: clock[0])
+
+    def shown(bar, steps, wraps=0, seconds=1.0):
+        clock[0] += seconds
+        state = State(jnp.uint32(steps), jnp.uint32([wraps, 0, 0, 0]), jnp.int32(0))
+        return bar(jax.block_until_ready(state))
+
+    bar = Bar()
+    bar.begin({"a": Plate(10, 10), "rows": Plate(1000, 100)})
+    assert [shown(bar, steps) for steps in (0, 20, 50)] == ["", "", "2e+03 rows, 2 passes, 2e+03 rows/s"]
+    assert shown(bar, 90, seconds=0.1) == "2e+03 rows, 2 passes, 2e+03 rows/s"  # too soon
+    assert shown(bar, 0, seconds=2.0) == "9e+03 rows, 9 passes, 3.33e+03 rows/s"  # 70 steps in 2.1 s
+    assert shown(bar, 10) == ""  # another chain
+    shown(bar, 5, wraps=1)
+    assert shown(bar, 6, wraps=1) == f"{(2**32 + 5) * 100:.3g} rows, {(2**32 + 5) / 10:.3g} passes, 4.29e+11 rows/s"
+    bar.begin({})  # a model without plates
+    assert [shown(bar, steps) for steps in (0, 20, 50)] == [""] * 3
+
+
+def test_a_kernel_tells_its_bar_of_the_plate():
     state = make().sampler.init(random.key(0), 0, None, (X, Y), {})
-    assert make().sampler.get_diagnostics_str(state) == ""
+    sampler = make().sampler
+    assert sampler.get_diagnostics_str(state) == ""
+    sampler.init(random.key(0), 0, None, (X, Y), {})
+    assert sampler._bar._plate == Plate(len(X), sampler.batch_size)
 
 
 @pytest.mark.parametrize("kernel_class", [SGLD, SGHMC, MSGNHT])

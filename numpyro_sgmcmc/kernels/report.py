@@ -7,6 +7,8 @@ the collected fields, :class:`Collected`, is a node that looks at itself when it
 run. While a progress bar runs, :class:`Bar` shows what the last finished transition says.
 """
 
+from collections.abc import Mapping
+import time
 from typing import Any
 import weakref
 
@@ -16,6 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.kernels.run_checks import STUCK, Monitor, report
+from numpyro_sgmcmc.types import Plate
+
+READABLE = 0.5  # seconds between two looks: numbers that change faster cannot be read
 
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
@@ -71,19 +76,43 @@ jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (nod
 
 class Bar:
     """
-    What a progress bar shows: the chains that stand still. It looks at the state before the one that it is handed,
-    which has been computed by now, so nothing waits for the device.
+    What a progress bar shows: rows that each chain has seen, passes over the data, rows a second, and how many chains
+    stand still. It looks at the state before the one that it is handed, which has been computed by now, so nothing
+    waits for the device.
     """
 
     def __init__(self):
+        self._plate: Plate | None = None
         self._before: Any = None
+        self._text = ""
+        self._looked: tuple[float, int] | None = None  # when, and how many steps had been made
 
     def __reduce__(self):
         return Bar, ()
 
-    def __call__(self, refused: jax.Array) -> str:
-        before, self._before = self._before, refused
-        if before is None or isinstance(before, Tracer) or not before.is_ready():
-            return ""
-        stuck = np.atleast_1d(np.asarray(before)) >= STUCK
-        return f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
+    def begin(self, plates: Mapping[str, Plate]) -> None:
+        """A run on these plates: the largest is the one whose rows are told."""
+        self._plate = max(plates.values(), default=None)
+        self._looked, self._text = None, ""
+
+    def __call__(self, state: Any) -> str:
+        before, self._before = self._before, (state.i, state.marks, state.refused)
+        if before is None or any(isinstance(x, Tracer) or not x.is_ready() for x in before):
+            return self._text
+        i, marks, refused = before
+        if self._looked is None or time.monotonic() - self._looked[0] >= READABLE:
+            self._look(i, marks)
+        stuck = np.atleast_1d(np.asarray(refused)) >= STUCK
+        still = f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
+        return ", ".join(filter(None, (self._text, still)))
+
+    def _look(self, i: jax.Array, marks: jax.Array) -> None:
+        wraps = np.asarray(marks).reshape(-1, marks.shape[-1])[0, 0]
+        now, steps = time.monotonic(), int(np.ravel(i)[0]) + 2**32 * int(wraps)
+        last, self._looked = self._looked, (now, steps)
+        if last is None or self._plate is None or steps < last[1]:  # another chain
+            self._text = ""
+            return
+        size, batch = self._plate
+        rows, pace = steps * batch, (steps - last[1]) * batch / (now - last[0])
+        self._text = f"{rows:.3g} rows, {rows / size:.3g} passes, {pace:.3g} rows/s"

@@ -233,8 +233,8 @@ class SGMCMC(MCMCKernel):
         return self.sample
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
-        """Chains that stand still, by the state before this one: this one is still being computed."""
-        return self._bar(state.refused)
+        """Rows, passes, pace and chains that stand still, by the state before this one, which is still computed."""
+        return self._bar(state)
 
     def init(
         self,
@@ -258,6 +258,7 @@ class SGMCMC(MCMCKernel):
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
             rng_key, batched = rng_key[0], False
         potential = self._potential(model_args, model_kwargs)
+        self._bar.begin(potential.plates)
         chain = self._chain_for(potential)
         if isinstance(chain.dynamics, Adaptive) and num_warmup < 1:
             raise ValueError(
