@@ -42,15 +42,22 @@ class Checkpoint(NamedTuple):
     leaves: list[np.ndarray]
 
 
-def write_whole(path: Path, write: Any) -> None:
-    """A file that is there as a whole or not at all: ``write(file)`` under another name, and a rename."""
+def write_whole(path: Path, write: Any, at_once: bool = True) -> None:
+    """
+    A file that is there as a whole or not at all: ``write(file)`` under another name, and a rename.
+
+    :param bool at_once: whether to wait until it is on the disk, which takes some 20 ms. Only a power failure tells
+        the difference.
+    """
     part = path.with_name(f"{path.name}.part")
     with open(part, "wb") as file:
         write(file)
         file.flush()
-        os.fsync(file.fileno())
+        if at_once:
+            os.fsync(file.fileno())
     os.replace(part, path)
-    sync_folder(path.parent)
+    if at_once:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -61,9 +68,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any, at_once: bool = True) -> None:
     """As one whole file."""
-    write_whole(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
+    write_whole(path, lambda file: file.write(json.dumps(content, indent=1).encode()), at_once)
 
 
 # -- the state ------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class GrowingArray:
         return self._file
 
     def sync(self) -> None:
-        """The rows reach the disk, and then the shape that counts them."""
+        """The rows reach the disk. The shape that counts them is for other programs, and is not waited for."""
         self._flush()
         self._write_shape()
 
@@ -114,7 +114,8 @@ class GrowingArray:
             os.fsync(self._file.fileno())
 
     def _write_shape(self) -> None:
-        write_json(self.path / "zarr.json", self._about | {"shape": [self.rows, *self.shape]})
+        # a run that goes on writes it anew
+        write_json(self.path / "zarr.json", self._about | {"shape": [self.rows, *self.shape]}, at_once=False)
 
     @cached_property
     def _about(self) -> dict[str, Any]:
