@@ -247,7 +247,7 @@ def squared_step(z: Any, before: Any, h: Any, batched: bool) -> jax.Array:
     squares = [jnp.square(x - y) for x, y in zip(jax.tree.leaves(z), jax.tree.leaves(before))]
     if not batched:
         squares = [x[None] for x in squares]
-    total = sum(x.reshape(len(x), -1).sum(-1) for x in squares)
+    total: Any = sum(x.reshape(len(x), -1).sum(-1) for x in squares)
     size = sum(x[0].size for x in squares)
     mean = total / (2 * size * jnp.maximum(h, jnp.finfo(total.dtype).tiny))
     return mean if batched else mean[0]
