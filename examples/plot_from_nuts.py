@@ -105,9 +105,8 @@ for mcmc, shift, color, label in ((theirs, -0.15, "0.5", "NUTS"), (ours, 0.15, "
     z = (flat(mcmc) - reference.mean(0)) / reference.std(0)
     place = np.arange(z.shape[1]) + shift
     ax.errorbar(place, z.mean(0), 2 * z.std(0), fmt=".", ms=4, lw=1, color=color, label=label)
-ax.set_xticks(
-    [0.5, 2.5, 4, 5 + PATIENTS / 2, 5 + 3 * PATIENTS / 2], ["mean", "spread", "sigma", "intercepts", "slopes"]
-)
+ticks = [0.5, 2.5, 4, 5 + PATIENTS / 2, 5 + 3 * PATIENTS / 2]
+ax.set_xticks(ticks, ["mean", "spread", "sigma", "intercepts", "slopes"], rotation=90)
 ax.set(ylabel="sds of NUTS from its mean")
 ax.spines[["top", "right"]].set_visible(False)
 fig.legend(loc="outside upper right", frameon=False, ncol=2)
