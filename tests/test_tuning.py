@@ -13,12 +13,14 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
+from scipy.stats import norm
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, Minibatch, Polynomial, settings
-from numpyro_sgmcmc.model.coordinates import Coordinates, in_x
+from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, in_x
 from numpyro_sgmcmc.tuning import newton
 from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
+from numpyro_sgmcmc.tuning.wide import wide_law
 from numpyro_sgmcmc.types import Evaluation
 
 KERNELS = [SGHMC, SGLD, SGNHT, MSGNHT]
@@ -219,12 +221,14 @@ def test_chains_mapped_by_vmap_are_refused():
         tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=2, num_chains=2, chain_method=jax.vmap)
 
 
-def test_too_many_coordinates_for_a_matrix():
-    def model():
-        numpyro.sample("w", dist.Normal(0, 1).expand([5000]).to_event(1))
+def test_too_many_coordinates():
+    def model(d):
+        numpyro.sample("w", dist.Normal(0, 1).expand([d]).to_event(1))
 
-    with pytest.raises(ValueError, match="5000 unconstrained coordinates.*step_size"):
-        SGHMC(model).init(random.key(0), 0, None, (), {})
+    with pytest.raises(ValueError, match="100001 unconstrained coordinates.*step_size"):
+        SGHMC(model).init(random.key(0), 0, None, (100_001,), {})
+    with pytest.raises(ValueError, match="dense_mass.*more than 1000"):
+        SGHMC(model, dense_mass=[("w",)]).init(random.key(0), 0, None, (1001,), {})
 
 
 def test_numbers_that_do_not_go_together():
@@ -243,10 +247,21 @@ def test_a_start_that_is_not_finite_is_an_error():
         tuned(SGHMC(regression, batch_size=100), X, np.full_like(Y, np.nan), num_chains=1)
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_gradients_in_x_are_those_of_the_potential_in_x(dense):
-    L = jnp.asarray(rng.normal(size=(3, 3)) if dense else rng.uniform(1, 2, size=3), jnp.float32)
-    coordinates = Coordinates(jnp.asarray([1.0, -2.0, 0.5]), L)
+CENTER = jnp.asarray([1.0, -2.0, 0.5])
+WIDTH = jnp.asarray([1.0, 1.5, 2.0])
+ALONG = jnp.asarray([[0.6], [0.0], [0.8]])
+
+
+@pytest.mark.parametrize(
+    "coordinates",
+    [
+        Coordinates(CENTER, jnp.asarray(rng.normal(size=(3, 3)), jnp.float32)),
+        LowRank(CENTER, WIDTH, ALONG, jnp.asarray([3.0])),
+        LowRank(CENTER, WIDTH, ALONG[:, :0], jnp.zeros(0)),
+    ],
+    ids=["matrix", "low rank", "diagonal"],
+)
+def test_gradients_in_x_are_those_of_the_potential_in_x(coordinates):
     _, unravel = ravel_pytree({"a": jnp.zeros(2), "b": jnp.zeros(())})
     energy = lambda z: jnp.sum(jnp.sin(z["a"]) * z["b"]) + z["b"] ** 2  # noqa: E731
     x = jnp.asarray([0.3, -0.7, 1.1])
@@ -254,11 +269,20 @@ def test_gradients_in_x_are_those_of_the_potential_in_x(dense):
     exact = jax.grad(lambda x: energy(unravel(coordinates.to_z(x))))(x)
     np.testing.assert_allclose(estimate.gradient, exact, rtol=2e-5)
     np.testing.assert_allclose(coordinates.to_x(coordinates.to_z(x)), x, rtol=1e-4)
+    np.testing.assert_allclose(coordinates.to_z(x) - coordinates.center, coordinates.matrix() @ x, rtol=1e-4)
 
 
 def pairs(size, d):
     half = rng.normal(size=(size // 2, d)).astype(np.float32)
     return jnp.asarray(np.stack([half, -half], 1).reshape(-1, d))
+
+
+def quantiles(size):
+    """A grid in two dimensions of quantiles of N(0, 1), in antithetic pairs: draws without luck."""
+    q = norm.ppf((np.arange(size) + 0.5) / size)
+    q = (q / q.std()).astype(np.float32)
+    half = np.stack(np.meshgrid(q[size // 2 :], q), -1).reshape(-1, 2)
+    return jnp.asarray(np.stack([half, -half], 1).reshape(-1, 2))
 
 
 def test_newton_whitens_what_float32_cannot_see_in_z():
@@ -267,7 +291,7 @@ def test_newton_whitens_what_float32_cannot_see_in_z():
     root = (turn * np.array([1e3, 30.0, 1.0, 0.03, 1e-3])).astype(np.float32)
     inverse = np.linalg.inv(root.astype(float)).astype(np.float32)
     mode = jnp.asarray([1.0, 2.0, -1.0, 0.0, 3.0])
-    energy = lambda z, k: 0.5 * jnp.sum((inverse @ (z - mode)) ** 2)  # noqa: E731, ARG005
+    energy = lambda k: lambda z: 0.5 * jnp.sum((inverse @ (z - mode)) ** 2)  # noqa: E731, ARG005
     found, *_ = normal_law(energy, jnp.zeros(5), pairs(8, 5), 1, 1, 1)
     white = inverse.astype(float) @ np.asarray(found.scale, float)
     np.testing.assert_allclose(np.linalg.svd(white, compute_uv=False), 1, atol=0.05)
@@ -285,11 +309,65 @@ def test_the_normal_law_of_the_largest_bound_is_found(parts, monkeypatch):
     a = jnp.asarray([3.0, 12.0])
     slopes = jnp.asarray(rng.normal(size=(parts, 2)) * 5, jnp.float32)
     slopes = slopes - slopes.mean(0)
-    energy = lambda z, k: jnp.sum(jnp.exp(z) - a * z + slopes[k] * z)  # noqa: E731
-    found, *_ = normal_law(energy, jnp.zeros(2), pairs(2000, 2), parts, 1, 1)
+    energy = lambda k: lambda z: jnp.sum(jnp.exp(z) - a * z + slopes[k] * z)  # noqa: E731
+    found, *_ = normal_law(energy, jnp.zeros(2), quantiles(40), parts, 1, 1)
     v = 1 / np.asarray(a)
     np.testing.assert_allclose(found.center, np.log(a) - v / 2, atol=0.08 * np.sqrt(v).min())
     np.testing.assert_allclose(found.scale @ found.scale.T, np.diag(v), rtol=0.06, atol=0.01)
+
+
+@pytest.mark.parametrize("low_rank", [True, False])
+def test_directions_that_a_diagonal_does_not_see_are_stretched(low_rank):
+    """A precision with five eigenvalues that are not 1, in coordinates of unlike width."""
+    d, odd = 60, np.array([400.0, 50.0, 9.0, 0.2, 0.02])
+    axes = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    A = (axes * np.r_[odd, np.ones(d - len(odd))]) @ axes.T
+    width = np.geomspace(1e-2, 1e2, d)
+    H = jnp.asarray(A / width / width[:, None], jnp.float32)
+    energy = lambda k: lambda z: 0.5 * z @ H @ z  # noqa: E731, ARG005
+    law, curvature = wide_law(energy, jnp.zeros(d), jnp.asarray(width, jnp.float32), 1, random.key(0), low_rank)
+    L = np.asarray(law.matrix(), float)
+    values = np.linalg.eigvalsh(L.T @ np.asarray(H, float) @ L)
+    if low_rank:
+        np.testing.assert_allclose(values, 1, atol=0.05)
+        np.testing.assert_allclose(law.vectors.T @ law.vectors, np.eye(16), atol=1e-4)
+    else:
+        np.testing.assert_allclose(L, np.diag(width), rtol=1e-6)
+    assert values.max() < 1.05 * curvature < 1.1 * values.max()
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("dense_mass", [True, False])
+def test_coordinates_without_a_matrix(dense_mass, monkeypatch):
+    """60 groups and what they have in common, whose sum is known much better than each of them."""
+    monkeypatch.setattr("numpyro_sgmcmc.model.coordinates.DENSE", 40)
+    groups, size = 60, 20
+    group = np.arange(groups * size) % groups
+    y = (2 + rng.normal(size=groups)[group] + rng.normal(size=groups * size)).astype(np.float32)
+
+    def model(group, y):
+        common = numpyro.sample("common", dist.Normal(0, 3))
+        own = numpyro.sample("own", dist.Normal(0, 1).expand([groups]).to_event(1))
+        with numpyro.plate("rows", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(common + own[group[rows]], 1), obs=y[rows])
+
+    mcmc = tuned(SGHMC(model, batch_size=200, dense_mass=dense_mass), group, y, num_chains=16)
+    design = np.c_[np.ones(len(y)), np.eye(groups)[group]]
+    precision = design.T @ design + np.diag(np.r_[1 / 9, np.ones(groups)])
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ design.T @ y
+    samples = mcmc.get_samples()
+    draws = np.c_[samples["common"], samples["own"]]
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose(draws.mean(0), mean, atol=0.1 * sd.max())
+    np.testing.assert_allclose(draws.std(0) / sd, 1, atol=0.1)
+    found = settings(mcmc)
+    assert isinstance(found["coordinates"], LowRank) and found["coordinates"].factors.size == (16 if dense_mass else 0)
+    assert found["verdict"] == "right"
+    again = SGHMC(model, batch_size=200, settings=found)
+    np.testing.assert_allclose(
+        tuned(again, group, y, num_warmup=50, num_chains=4).get_samples()["common"].mean(), 2, atol=1
+    )
 
 
 @pytest.mark.optimised
@@ -329,6 +407,38 @@ def test_the_check_sees_draws_that_are_too_wide_or_beside(stretched, shifted):
     assert bool(found.virial[1] > 4.5) == (stretched > 1)
     assert bool(found.gradient[1] > 4.5) == (shifted > 0)
     assert (found.r_hat < 1.05).all()
+
+
+@pytest.mark.parametrize("persistence", [0.0, 0.9, 0.98])
+def test_effective_draws_of_the_slowest_coordinate(persistence):
+    """Of two coordinates, one a first-order autoregression: (1 - a) / (1 + a) effective draws of each draw."""
+    draws, chains = 4000, 8
+    x = np.zeros((draws, chains, 2))
+    noise = rng.normal(size=x.shape)
+    x[0] = noise[0]
+    a = np.array([0.0, persistence])
+    for t in range(1, draws):
+        x[t] = a * x[t - 1] + np.sqrt(1 - a**2) * noise[t]
+    moments = Moments.zeros(jnp.zeros((1, chains, 2)))
+    blocks = jnp.asarray(x, jnp.float32).reshape(BLOCKS, -1, chains, 2)
+    sums = jnp.stack([blocks, blocks**2, blocks, blocks**2], 2).sum(1)
+    moments = moments._replace(draws=jnp.asarray(float(draws)), blocks=sums)
+    expected = (1 - persistence) / (1 + persistence)
+    found = float(evidence(moments).slowest)
+    # 160 means of blocks: a standard error of a ninth, and the smaller of two where both coordinates are alike
+    assert 0.6 * expected < found < 1.4 * expected + 0.01
+
+
+def test_draws_become_longer_where_they_depend_on_each_other():
+    """Two coordinates that go together, in coordinates that are not to be turned."""
+
+    def model():
+        L = jnp.linalg.cholesky(jnp.asarray([[1.0, 0.99], [0.99, 1.0]]))
+        numpyro.sample("w", dist.MultivariateNormal(jnp.zeros(2), scale_tril=L))
+
+    found = [settings(tuned(SGHMC(model, dense_mass=dense), num_samples=1, num_chains=4)) for dense in (True, False)]
+    steps = [run["steps_per_sample"] * run["step_size"] for run in found]
+    assert 1 <= steps[0] < 1.3 and 3 < steps[1] < 4.3
 
 
 def test_rounds_stretch_what_draws_show():

@@ -26,7 +26,7 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import SGMCMCState
-from numpyro_sgmcmc.model.coordinates import raveled
+from numpyro_sgmcmc.model.coordinates import LowRank, raveled
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
 from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
 
@@ -170,7 +170,11 @@ def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
 def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> np.ndarray:
     """L of z = c + L y, where y moves with unit mass: a matrix or a diagonal."""
     if kernel._chain.tuned:
-        return np.asarray(state.tuning.coordinates.scale, float)
+        coordinates = state.tuning.coordinates
+        if isinstance(coordinates, LowRank):  # a diagonal with the same widths: a matrix would be too large
+            along = np.asarray(coordinates.factors) ** 2 - 1
+            return np.asarray(coordinates.width) * np.sqrt(1 + np.asarray(coordinates.vectors) ** 2 @ along)
+        return np.asarray(coordinates.scale, float)
     mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if not isinstance(mass, Mapping):
         return np.full(draws.z.shape[-1], math.sqrt(float(mass)))

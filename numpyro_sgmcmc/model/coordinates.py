@@ -19,24 +19,23 @@ import numpy as np
 
 from numpyro_sgmcmc.types import Evaluation, Sites
 
+DENSE = 1000  # coordinates for which L is a matrix, at most: more products with the Hessian would take minutes
+
 
 class Coordinates(NamedTuple):
     """
+    With a whole matrix.
+
     - **center** - c, shape ``(d,)``.
-    - **scale** - L: a matrix, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+    - **scale** - L, shape ``(d, d)``.
     """
 
     center: jax.Array
     scale: jax.Array
 
-    @property
-    def dense(self) -> bool:
-        """Whether L is a matrix."""
-        return self.scale.ndim == 2
-
     def times(self, x: jax.Array) -> jax.Array:
         """L x."""
-        return product(self.scale, x) if self.dense else self.scale * x
+        return product(self.scale, x)
 
     def to_z(self, x: jax.Array) -> jax.Array:
         """c + L x, raveled."""
@@ -44,17 +43,67 @@ class Coordinates(NamedTuple):
 
     def to_x(self, z: jax.Array) -> jax.Array:
         """The inverse of :meth:`to_z`."""
-        away = z - self.center
-        return jnp.linalg.solve(self.scale, away) if self.dense else away / self.scale
+        return jnp.linalg.solve(self.scale, z - self.center)
 
     def pull_back(self, gradient: jax.Array) -> jax.Array:
         """L^T g, the gradient in x."""
-        return product(self.scale.T, gradient) if self.dense else self.scale * gradient
+        return product(self.scale.T, gradient)
+
+    def matrix(self) -> jax.Array:
+        """L."""
+        return self.scale
+
+
+class LowRank(NamedTuple):
+    r"""
+    For many coordinates: :math:`L = \mathrm{diag}(w) (I + V \mathrm{diag}(f - 1) V^T)`, with k orthonormal columns V
+    along which x is stretched by f. Everything costs O(d k).
+
+    - **center** - c, shape ``(d,)``.
+    - **width** - w, shape ``(d,)``.
+    - **vectors** - V, shape ``(d, k)``.
+    - **factors** - f, shape ``(k,)``.
+    """
+
+    center: jax.Array
+    width: jax.Array
+    vectors: jax.Array
+    factors: jax.Array
+
+    def stretched(self, x: jax.Array, factors: jax.Array) -> jax.Array:
+        """(I + V diag(factors - 1) V^T) x; of each column where x is a matrix."""
+        along = product(self.vectors.T, x)
+        return x + product(self.vectors, (along.T * (factors - 1)).T)
+
+    def times(self, x: jax.Array) -> jax.Array:
+        """L x."""
+        return self.width * self.stretched(x, self.factors)
+
+    def to_z(self, x: jax.Array) -> jax.Array:
+        """c + L x, raveled."""
+        return self.center + self.times(x)
+
+    def to_x(self, z: jax.Array) -> jax.Array:
+        """The inverse of :meth:`to_z`."""
+        return self.stretched((z - self.center) / self.width, 1 / self.factors)
+
+    def pull_back(self, gradient: jax.Array) -> jax.Array:
+        """L^T g, the gradient in x."""
+        return self.stretched(self.width * gradient, self.factors)
+
+    def matrix(self) -> jax.Array:
+        """L."""
+        return self.width[:, None] * self.stretched(jnp.eye(len(self.width), dtype=self.width.dtype), self.factors)
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
     """Of matrices, in full precision: L has large and small numbers."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def is_wide(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> bool:
+    """Whether the coordinates are too many for a matrix."""
+    return sum(site.size for site in prototype.values()) > DENSE
 
 
 def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) -> np.ndarray | None:
@@ -63,10 +112,16 @@ def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) ->
 
     :param dense_mass: as for :class:`~numpyro.infer.NUTS`: True, False, or a list of tuples of sites. The coordinates
         of other sites are blocks of their own.
-    :raises ValueError: names that are not latent sites, or that stand in two tuples.
+    :raises ValueError: names that are not latent sites, or that stand in two tuples; tuples where the coordinates are
+        too many for a matrix.
     """
-    if dense_mass is True:
+    if dense_mass is True or (is_wide(prototype) and not dense_mass):
         return None
+    if is_wide(prototype):
+        raise ValueError(
+            f"dense_mass={dense_mass!r} needs a matrix over all coordinates, and the model has more than {DENSE}. Use "
+            "dense_mass=True, a diagonal with a few directions beside it, or dense_mass=False, a diagonal."
+        )
     tuples: Sequence[Sequence[str]] = dense_mass or ()
     names = [name for block in tuples for name in block]
     wrong = [name for name in names if name not in prototype or names.count(name) > 1]

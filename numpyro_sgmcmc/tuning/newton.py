@@ -70,7 +70,7 @@ class Rung(NamedTuple):
 
 
 def normal_law(
-    energy: Callable[[jax.Array, Any], jax.Array],
+    energy: Callable[[Any], Callable[[jax.Array], jax.Array]],
     start: jax.Array,
     draws: jax.Array,
     parts: int,
@@ -79,7 +79,7 @@ def normal_law(
     blocks: np.ndarray | None = None,
 ) -> tuple[Coordinates, jax.Array, jax.Array]:
     """
-    :param energy: (raveled z, number of a part) -> estimate of U from that part of the rows.
+    :param energy: number of a part of the rows -> (raveled z -> estimate of U from that part).
     :param start: raveled z.
     :param draws: of N(0, 1), antithetic pairs one after the other, shape ``(draws, d)``.
     :param int parts: in all.
@@ -90,36 +90,26 @@ def normal_law(
     """
     d = start.size
 
-    def total(fn, count):
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(fn, jnp.zeros((), jnp.int32)))
-        return lax.fori_loop(0, count, lambda k, t: jax.tree.map(jnp.add, t, fn(k)), zero)
-
     def look(rung: Rung) -> tuple[Look, jax.Array]:
         law, over_law = rung.trial, rung.spread > 0
-
-        def of_draw(k):
-            """Place and part of a draw of the law, or of c where there are none."""
-            return law.to_z(rung.spread * draws[k % len(draws)]), jnp.where(over_law, k // 2 % parts, k)
-
-        def slope(k):
-            # at c by all parts, and to that the difference between a draw and c by the same part
-            draw = k - rung.parts
-            z, part = of_draw(draw // 2)
-            difference = draw >= 0
-            z = jnp.where(difference & (draw % 2 == 0), z, law.center)
-            part = jnp.where(difference, part, k)
-            weight = jnp.where(difference, (1.0 - 2.0 * (draw % 2)) / len(draws), 1.0 / rung.parts)
-            return jax.tree.map(lambda x: weight.astype(x.dtype) * x, jax.value_and_grad(energy)(z, part))
-
-        def curvature(k):
-            z, part = of_draw(k)
-            return _times_hessian(lambda z: energy(z, part), z, law.scale)
-
         many = rung.parts + jnp.where(over_law, 2 * len(draws), 0)
         few = jnp.where(over_law, len(draws), jnp.minimum(rung.parts, hessian_parts))
-        value, gradient = total(slope, many)
-        hessian = product(law.scale.T, total(curvature, few) / few)
-        return Look(value, law.pull_back(gradient), hessian), many + d * few
+
+        def add(k, sums):
+            # at c by all parts, and to that the difference between a draw and c by the same part
+            draw = k - rung.parts
+            at_draw = (draw >= 0) & (draw % 2 == 0)
+            z = jnp.where(at_draw, law.to_z(draws[draw // 2]), law.center)
+            of_part = energy(jnp.where(draw >= 0, draw // 4 % parts, k))  # a part for an antithetic pair
+            weight = jnp.where(draw >= 0, (1.0 - 2.0 * (draw % 2)) / len(draws), 1.0 / rung.parts)
+            slope = jax.tree.map(lambda x: weight.astype(x.dtype) * x, jax.value_and_grad(of_part)(z))
+            curved = jnp.where(over_law, at_draw, k < few)
+            hessian = lax.cond(curved, lambda: sums[2] + _times_hessian(of_part, z, law.scale) / few, lambda: sums[2])
+            return sums[0] + slope[0], sums[1] + slope[1], hessian
+
+        zeros = jnp.zeros((), start.dtype), jnp.zeros_like(start), jnp.zeros_like(law.scale)
+        value, gradient, curvature = lax.fori_loop(0, many, add, zeros)
+        return Look(value, law.pull_back(gradient), product(law.scale.T, curvature)), many + d * few
 
     def body(carry: tuple[Rung, jax.Array]) -> tuple[Rung, jax.Array]:
         rung, seen = carry

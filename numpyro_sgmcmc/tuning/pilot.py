@@ -30,7 +30,7 @@ class Moments(NamedTuple):
 
     - **draws** - how many, of each chain.
     - **blocks** - of x, x^2, g and x g by block and chain, shape ``(BLOCKS, 4, chains, d)``.
-    - **outer** - of x x^T over all chains, shape ``(d, d)``.
+    - **outer** - of x x^T over all chains, shape ``(d, d)``; empty where nobody asks for it.
     - **places** - the last draws of x themselves, shape ``(places, chains, d)``.
     """
 
@@ -40,15 +40,16 @@ class Moments(NamedTuple):
     places: jax.Array
 
     @classmethod
-    def zeros(cls, places: jax.Array) -> "Moments":
+    def zeros(cls, places: jax.Array, outer: bool = True) -> "Moments":
         """
         Before any draw.
 
         :param places: what stands for draws until there are as many.
+        :param outer: whether the sum of x x^T is asked for.
         """
         _, chains, d = places.shape
         blocks = jnp.zeros((BLOCKS, 4, chains, d), places.dtype)
-        return cls(jnp.zeros((), places.dtype), blocks, jnp.zeros((d, d), places.dtype), places)
+        return cls(jnp.zeros((), places.dtype), blocks, jnp.zeros((d, d) if outer else (0, 0), places.dtype), places)
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
         """
@@ -65,7 +66,7 @@ class Moments(NamedTuple):
         return Moments(
             self.draws + 1,
             self.blocks.at[block].add(sums),
-            self.outer + product(x.T, x),
+            self.outer + product(x.T, x) if self.outer.size else self.outer,
             self.places.at[place].set(x),
         )
 
@@ -76,6 +77,7 @@ class Evidence(NamedTuple):
 
     - **mean**, **variance** - of x by coordinate.
     - **effective** - effective draws of the mean, in the median over coordinates.
+    - **slowest** - effective draws of the slowest coordinate, as a share of all draws.
     - **gradient** - E[dU/dx_j] as z-scores.
     - **virial** - E[(x - m)_j dU/dx_j] - 1, likewise.
     - **r_hat** - by coordinate, of the chains' halves.
@@ -84,6 +86,7 @@ class Evidence(NamedTuple):
     mean: jax.Array
     variance: jax.Array
     effective: jax.Array
+    slowest: jax.Array
     gradient: jax.Array
     virial: jax.Array
     r_hat: jax.Array
@@ -106,7 +109,7 @@ def evidence(moments: Moments) -> Evidence:
         return (values.mean(0) - expected) / jnp.maximum(error, 1e-30)
 
     spread = by_block(of_block[:, 0]).var(0, ddof=1) / (BLOCKS * chains)
-    effective = jnp.median(variance / jnp.maximum(spread, 1e-30))
+    effective = jnp.minimum(variance / jnp.maximum(spread, 1e-30), draws * chains)
     halves = of_block.reshape(2, BLOCKS // 2, 4, chains, -1).mean(1)
     means = by_block(halves[:, 0])
     within = by_block(halves[:, 1] - halves[:, 0] ** 2).mean(0)
@@ -114,7 +117,8 @@ def evidence(moments: Moments) -> Evidence:
     return Evidence(
         x,
         variance,
-        jnp.minimum(effective, draws * chains),
+        jnp.median(effective),
+        effective.min() / (draws * chains),
         z_score(of_block[:, 2], 0.0),
         z_score(virial, 1.0),
         r_hat,
@@ -149,14 +153,19 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Ar
     coordinate says all.
 
     One half of the samples gives the axes and the other the variances: the largest eigenvalue of 1000 samples in 30
-    dimensions is a third too large. Samples longer than any of a normal law are shortened.
+    dimensions is a third too large. Samples longer than any of a normal law are :func:`shortened`.
 
     :param noise: samples of e, shape ``(samples, d)``.
     :param blocks: of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
     """
-    squares = jnp.sum(noise**2, 1)
-    longest = OUTLYING * jnp.median(squares)
-    noise = noise * jnp.sqrt(jnp.minimum(1, longest / jnp.maximum(squares, 1e-30)))[:, None]
+    noise = shortened(noise)
     first, second = jnp.split(noise, [len(noise) // 2])
     _, axes = axes_of(product(first.T, first), blocks)
     return jnp.mean(product(second, axes) ** 2, 0), axes
+
+
+def shortened(noise: jax.Array) -> jax.Array:
+    """Samples of the noise, none much longer than those of a normal law would be."""
+    squares = jnp.sum(noise**2, 1)
+    longest = OUTLYING * jnp.median(squares)
+    return noise * jnp.sqrt(jnp.minimum(1, longest / jnp.maximum(squares, 1e-30)))[:, None]

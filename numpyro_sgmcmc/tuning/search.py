@@ -7,19 +7,23 @@ Where the posterior is, and how wide: a normal law :math:`N(c, L L^T)` in uncons
 
 Both are needed: the mode of a hierarchy is the pit where its scale is zero; a mean-field law does not get along narrow
 valleys. What the law does not have right, the draws of the warm-up show (:mod:`~numpyro_sgmcmc.tuning.pilot`).
+
+Where the coordinates are too many for a matrix, the mean-field law is stretched along a few directions in place of the
+second step (:mod:`~numpyro_sgmcmc.tuning.wide`).
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import Coordinates, blocks_of, raveled, unraveler
+from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.newton import normal_law
-from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, descend
+from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, mean_field
+from numpyro_sgmcmc.tuning.wide import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise
 
@@ -35,7 +39,7 @@ class Found(NamedTuple):
     - **passes** - rows looked at, in units of the data.
     """
 
-    coordinates: Coordinates
+    coordinates: Coordinates | LowRank
     curvature: jax.Array
     passes: jax.Array
 
@@ -47,21 +51,30 @@ def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: A
     d = sum(site.size for site in potential.prototype.values())
     plates, parts = partition(potential.plates)
 
-    def energy(z, k):
+    def energy(k):
         rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plates)
-        return potential.estimate(unravel(z), rows, random.fold_in(key_model, k))
+        key = random.fold_in(key_model, k)
+        return lambda z: potential.estimate(unravel(z), rows, key)
 
-    origin, mean = raveled(start), raveled(descend(potential, start, *random.split(key_descent)))
+    origin = raveled(start)
+    mean, log_width = map(raveled, mean_field(potential, start, *random.split(key_descent)))
     # a law that is wider than the model bears does not get away from where it starts
-    mean = jnp.where(energy(mean, 0) <= energy(origin, 0), mean, origin)
+    before, after = lax.map(energy(0), jnp.stack([origin, mean]))
+    mean = jnp.where(after <= before, mean, origin)
+    size = max((plate.size for plate in potential.plates.values()), default=1)
+    descent = STEPS * min(DESCENT_ROWS, size) / size
+    few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
+    if is_wide(potential.prototype):
+        seen = min(parts, HESSIAN // PART)
+        law, curvature = wide_law(energy, mean, jnp.exp(log_width), seen, key_noise, dense_mass is True)
+        products = 2 * 3 * VECTORS * ITERATIONS
+        return Found(law, curvature, jnp.asarray(descent + products * seen * min(PART, size) / size, mean.dtype))
     half = noise.normal(key_noise, (DRAWS // 2, d), mean.dtype)
     draws = jnp.stack([half, -half], 1).reshape(-1, d)
-    few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
     blocks = blocks_of(potential.prototype, dense_mass)
     law, curvature, seen = normal_law(energy, mean, draws, parts, few, more, blocks)
     curvature = jnp.ones_like(curvature) if blocks is None else jnp.maximum(curvature, 1)
-    size = max((plate.size for plate in potential.plates.values()), default=1)
-    return Found(law, curvature, (STEPS * min(DESCENT_ROWS, size) + min(PART, size) * seen) / size)
+    return Found(law, curvature, descent + min(PART, size) * seen / size)
 
 
 def partition(plates: Mapping[str, Plate]) -> tuple[dict[str, Plate], int]:

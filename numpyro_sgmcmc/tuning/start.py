@@ -55,13 +55,18 @@ def best_of_several(potential: Potential, rng_key: jax.Array, rows: Rows) -> Sit
 
 
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:
+    """The mean of the law that :func:`mean_field` finds."""
+    return mean_field(potential, z, key_rows, key)[0]
+
+
+def mean_field(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> tuple[Sites, Sites]:
     """
     ``STEPS`` minibatch steps of Adam on a mean-field normal law around ``z``, its step size falling geometrically from
     ``FIRST`` to ``LAST``.
 
     :param key_rows: key of the minibatches.
     :param key: another key, of the noise and the model.
-    :return: the mean of the last finite law.
+    :return: means and logarithms of the widths of the last finite law.
     """
     optimizer = falling_adam(FIRST, LAST, STEPS)
     plates = {
@@ -78,8 +83,7 @@ def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array)
 
     start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
     state = minimise(loss, optimizer, optimizer.init(start), (0, STEPS), WithoutReplacement(), plates, key_rows, key)
-    mean, _ = optimizer.get_params(state)
-    return jax.tree.map(lambda new, old: new.astype(old.dtype), mean, z)
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), start)
 
 
 def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:

@@ -7,7 +7,8 @@ another run is given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the rou
 those of the posterior, halve the step. The noise of the gradient is then measured anew where the draws are. What stands
 after half of the warm-up is frozen, and the second half checks it.
 
-The noise gives the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`), and a draw takes :math:`1 / h` steps.
+The noise gives the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`). A draw takes :math:`l / h` steps. Its length l
+is 1, or up to 4 where the draws of a round depend on each other more than those of a round posterior would.
 """
 
 from dataclasses import dataclass
@@ -17,19 +18,22 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import Coordinates, blocks_of, product, raveled, unraveler
+from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
-from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, rotation, stretch
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, rotation, shortened, stretch
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
+from numpyro_sgmcmc.tuning.wide import VECTORS
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme, RowsState
 from numpyro_sgmcmc.utils import noise, trees
 
 SHORTEST = 2 * BLOCKS  # transitions of a warm-up that draws are looked at in
 CHECKED = 20 * BLOCKS  # transitions of a warm-up whose second half is long enough for a check
 PROBES = 1000  # places at which the noise of the gradient is measured, at least, and 2 for each coordinate
+WIDE_PROBES = 400  # where L is no matrix, and its axes do not turn to the noise
 MOST_STEPS = 1000  # of a draw
 RED = 4.5  # a z-score beyond it halves the step
+SLOW, LONGEST = 0.2, 4.0  # effective draws of a draw below which draws become longer, and by how much at most
 
 
 class Tuning(NamedTuple):
@@ -41,6 +45,7 @@ class Tuning(NamedTuple):
     - **variance** - of the gradient's noise in x, by coordinate.
     - **step_size** - h in x.
     - **num_steps** - of a draw.
+    - **length** - of a draw, in units of time.
     - **largest** - no step is larger.
     - **transition** - number of the next one, **num_warmup** those of the warm-up.
     - **moments** - of the round under way.
@@ -49,11 +54,12 @@ class Tuning(NamedTuple):
     - **inflation** - relative variance that the gradient's noise adds, to first order, in the worst coordinate.
     """
 
-    coordinates: Coordinates
+    coordinates: Coordinates | LowRank
     curvature: jax.Array
     variance: jax.Array
     step_size: jax.Array
     num_steps: jax.Array
+    length: jax.Array
     largest: jax.Array
     transition: jax.Array
     num_warmup: jax.Array
@@ -94,26 +100,34 @@ class Tuner:
     rows: RowScheme
     steps_per_sample: int | None
     dense_mass: Any = True
-    known: tuple[Coordinates, float] | None = None
+    known: tuple[Coordinates | LowRank, float] | None = None
 
     def start(self, potential: Potential, chains: int, num_warmup: int) -> Tuning:
         """Before the first transition: nothing but shapes."""
         sites = potential.prototype.values()
         d, dtype = sum(site.size for site in sites), jnp.result_type(*(site.dtype for site in sites))
-        coordinates = Coordinates(jnp.zeros(d, dtype), jnp.eye(d, dtype=dtype))
-        noisy = potential.randomised or any(plate.batch_size < plate.size for plate in potential.plates.values())
-        places = -(-max(PROBES, 2 * d) // chains) if noisy else 2
         zero = jnp.zeros((), dtype)
+        if is_wide(potential.prototype):
+            k, places = 2 * VECTORS if self.dense_mass is True else 0, WIDE_PROBES
+            nothing = jnp.zeros(d, dtype)
+            coordinates = LowRank(nothing, nothing + 1, jnp.zeros((d, k), dtype), jnp.ones(k, dtype))
+        else:
+            coordinates, places = Coordinates(jnp.zeros(d, dtype), jnp.eye(d, dtype=dtype)), max(PROBES, 2 * d)
+        if self.known is not None:
+            coordinates = jax.tree.map(jnp.zeros_like, self.known[0])
+        noisy = potential.randomised or any(plate.batch_size < plate.size for plate in potential.plates.values())
+        places = -(-places // chains) if noisy else 2
         return Tuning(
             coordinates,
             zero + 1,
             jnp.zeros(d, dtype),
             zero,
             jnp.ones((), jnp.int32),
+            zero + 1,
             zero + self.rule.dynamics.largest_step(1.0),
             jnp.zeros((), jnp.int32),
             jnp.asarray(num_warmup, jnp.int32),
-            Moments.zeros(jnp.zeros((places, chains, d), dtype)),
+            Moments.zeros(jnp.zeros((places, chains, d), dtype), isinstance(coordinates, Coordinates)),
             zero,
             Scores(zero, zero, zero),
             zero,
@@ -135,10 +149,12 @@ class Tuner:
         # at draws, where the round has seen some: what stands for them before lies on a normal law
         drawn = jnp.minimum(tuning.moments.draws.astype(jnp.int32), len(tuning.moments.places))
         drawn = jnp.where(drawn > 0, drawn, len(tuning.moments.places))
+        found = lax.cond((due & (t > 0)) | last, evidence, _nothing_seen, tuning.moments)
+        scores = trees.where(last, _worst(found), tuning.scores)
         operands = tuning, phase.z, gradient_state
 
         def change(operands):
-            return self._change(potential, z, energies, key_change, *operands)
+            return self._change(potential, z, energies, key_change, found, *operands)
 
         tuning, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
         places = tuning.moments.places
@@ -160,10 +176,9 @@ class Tuner:
             return self._settled(potential, tuning, x, differences.reshape(-1, x.shape[-1]), key_momentum)
 
         tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=moments), phase))
-        scores = lax.cond(last, lambda: _worst(evidence(tuning.moments)), lambda: tuning.scores)
         return tuning._replace(scores=scores, transition=jnp.minimum(t + 1, 2**31 - 2)), phase, gradient_state
 
-    def _change(self, potential, z, energies, key, tuning, x, gradient_state):
+    def _change(self, potential, z, energies, key, found, tuning, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x = random.split(key, 3)
@@ -172,38 +187,44 @@ class Tuner:
         def by_search():
             best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
             if self.known is None:
-                found = search(potential, jax.tree.map(lambda x: x[best], z), key_search, self.dense_mass)
+                law = search(potential, jax.tree.map(lambda x: x[best], z), key_search, self.dense_mass)
             else:
                 coordinates, curvature = self.known
-                found = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
+                law = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
             draws = noise.normal(key_x, places.shape, x.dtype)
-            largest = jnp.asarray(self.rule.dynamics.largest_step(found.curvature), x.dtype)
-            return found.coordinates, draws[0, : len(x)], draws, found.curvature, largest, found.passes
+            largest = jnp.asarray(self.rule.dynamics.largest_step(law.curvature), x.dtype)
+            return law.coordinates, draws[0, : len(x)], draws, law.curvature, tuning.length, largest, law.passes
 
         def by_draws():
-            found = evidence(tuning.moments)
             scores = _worst(found)
-            factors, vectors = stretch(tuning.moments, found)
-            if blocks is not None:
-                # a coordinate as wide as its draws may be too stiff beside the others
-                factors, vectors = jnp.ones_like(factors), jnp.eye(x.shape[-1], dtype=x.dtype)
-            into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
-            scale = product(tuning.coordinates.scale, product(vectors * factors, vectors.T))
-            moved = Coordinates(tuning.coordinates.to_z(found.mean), scale), into(x), into(places)
+            center = tuning.coordinates.to_z(found.mean)
+            if blocks is None and isinstance(tuning.coordinates, Coordinates):
+                factors, vectors = stretch(tuning.moments, found)
+                into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
+                scale = product(tuning.coordinates.scale, product(vectors * factors, vectors.T))
+                moved = Coordinates(center, scale), into(x), into(places)
+            else:  # a coordinate as wide as its draws may be too stiff beside the others
+                moved = tuning.coordinates._replace(center=center), x - found.mean, places - found.mean
             moved = trees.where(trees.all_finite(moved), moved, (tuning.coordinates, x, places))
             late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
             # a step that the noise keeps far below the largest one is not what is wrong
             bold = tuning.step_size > 0.7 * tuning.largest
             red = late & bold & (jnp.maximum(scores.gradient, scores.virial) > RED)
             largest = jnp.where(red, 0.5 * tuning.largest, tuning.largest)
-            return *moved, tuning.curvature, largest, jnp.zeros_like(largest)
+            slow = late & (found.slowest < SLOW)
+            longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / tuning.length)
+            length = tuning.length * jnp.where(slow, longer, 1)
+            return *moved, tuning.curvature, length, largest, jnp.zeros_like(largest)
 
-        coordinates, x, places, curvature, largest, passes = lax.cond(tuning.transition == 0, by_search, by_draws)
+        coordinates, x, places, curvature, length, largest, passes = lax.cond(
+            tuning.transition == 0, by_search, by_draws
+        )
         center = unraveler(potential.prototype)(coordinates.center)
         gradient_state = self.gradient.recenter(potential, gradient_state, center, key_center)
         tuning = tuning._replace(
             coordinates=coordinates,
             curvature=curvature,
+            length=length,
             largest=largest,
             moments=tuning.moments._replace(places=places),
             passes=tuning.passes + passes + 1,
@@ -214,19 +235,24 @@ class Tuner:
         self, potential: Potential, tuning: Tuning, x: jax.Array, differences: jax.Array, rng_key: jax.Array
     ) -> tuple[Tuning, Phase]:
         """Axes, step size and steps by the noise that has been seen; momenta drawn anew."""
-        variance, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
-        scale = product(tuning.coordinates.scale, axes)
+        coordinates, x, places = tuning.coordinates, x, tuning.moments.places
+        if isinstance(coordinates, Coordinates):
+            variance, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
+            coordinates = coordinates._replace(scale=product(coordinates.scale, axes))
+            x, places = product(x, axes), product(places, axes)
+        else:
+            variance = jnp.mean(shortened(differences) ** 2, 0)
         h = self.rule.step_size(variance, tuning.largest)
-        steps = jnp.clip(jnp.ceil(1 / h), 1, MOST_STEPS).astype(jnp.int32)
+        steps = jnp.clip(jnp.ceil(tuning.length / h), 1, MOST_STEPS).astype(jnp.int32)
         tuning = tuning._replace(
-            coordinates=tuning.coordinates._replace(scale=scale),
+            coordinates=coordinates,
             variance=variance,
             step_size=h,
             inflation=self.rule.inflation(h, variance),
             num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
-            moments=Moments.zeros(product(tuning.moments.places, axes)),
+            moments=Moments.zeros(places, tuning.moments.outer.size > 0),
         )
-        return tuning, self._phase(tuning, product(x, axes), rng_key)
+        return tuning, self._phase(tuning, x, rng_key)
 
     def _phase(self, tuning: Tuning, x: jax.Array, rng_key: jax.Array) -> Phase:
         momentum = noise.normal(rng_key, x.shape, x.dtype)
@@ -272,5 +298,9 @@ def _block(tuning: Tuning) -> jax.Array:
     return jnp.clip(block, 0, BLOCKS - 1)
 
 
-def _worst(found: Any) -> Scores:
+def _nothing_seen(moments: Moments) -> Evidence:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evidence, moments))
+
+
+def _worst(found: Evidence) -> Scores:
     return Scores(jnp.abs(found.gradient).max(), jnp.abs(found.virial).max(), found.r_hat.max())

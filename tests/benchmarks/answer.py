@@ -105,6 +105,9 @@ def svi(posterior, guide_class):
 FULL = {"num_warmup": 500, "num_samples": 50}  # for a kernel that has to find its masses
 SHORT = {"num_warmup": 50, "num_samples": 20}
 SAMPLERS = {
+    "SGHMC, nothing given": lambda posterior: through_numpyro(
+        posterior, SGHMC(model), num_warmup=400, num_samples=100, num_chains=4, chain_method="vectorized"
+    ),
     "SGHMC, control variate": lambda posterior: along_axes(posterior, sghmc, num_warmup=20, num_samples=50),
     "NUTS": lambda posterior: through_numpyro(posterior, NUTS(model), **FULL),
     "NUTS, dense_mass=True": lambda posterior: through_numpyro(posterior, NUTS(model, dense_mass=True), **FULL),

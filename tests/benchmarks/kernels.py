@@ -52,6 +52,12 @@ SAMPLERS = {
     "SGRLD, a diagonal metric": (SGRLD, {"metric": lambda z: {"w": 1 / (1 + z["w"] ** 2)}}),
     "SGRHMC, a diagonal metric": (SGRHMC, {"metric": lambda z: {"w": 1 / (1 + z["w"] ** 2)}}),
 }
+CENTER = ControlVariate({"w": jnp.zeros(D)})
+WHITENED = {  # the same estimator and rows; without a step size the warm-up finds coordinates z = c + L x
+    "ABOBA in z": {"gradient": CENTER},
+    "ABOBA in x": {"step_size": None, "gradient": ControlVariate()},
+    "NOGIN in x": {"step_size": None, "gradient": ControlVariate(), "integrator": "NOGIN"},
+}
 CHAINS = (1, 2, 4, 8, 16, 32)
 
 
@@ -104,6 +110,13 @@ def main(args):
     cells = {name: stepper(kernel, data, steps, **options) for name, (kernel, options) in SAMPLERS.items()}
     numbers["samplers"] = compare(cells, repeats, steps)
     text += as_table("sampler", numbers["samplers"]) + "\n"
+
+    cells = {
+        name: stepper(SGHMC, data, steps, **{"integrator": "ABOBA", "rows": WithoutReplacement()} | options)
+        for name, options in WHITENED.items()
+    }
+    numbers["coordinates"] = compare(cells, repeats, steps)
+    text += as_table("SGHMC with control variates", numbers["coordinates"]) + "\n"
 
     N, steps = (10**4, 100) if args.fast else (10**5, 2_000)
     data = simulated(N, D)
