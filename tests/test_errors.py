@@ -347,6 +347,14 @@ def test_init_params_that_do_not_fit(init_params, message):
         start(good, init_params=init_params)
 
 
+@pytest.mark.parametrize("chain_method", ["vectorized", "sequential"])
+def test_a_start_for_one_chain_given_to_two(chain_method):
+    kernel = SGLD(vector, step_size=1e-3, batch_size=10)
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, num_chains=2, chain_method=chain_method, progress_bar=False)
+    with pytest.raises(ValueError, match=r"init_params\['w'\] has shape \(\) for a chain.*jnp.stack"):
+        mcmc.run(random.key(0), Y, init_params={"w": np.zeros(2)})
+
+
 def test_a_list_may_be_a_start():
     assert start(good, init_params={"mu": np.float64(1)}).z["mu"] == 1
     assert start(vector, init_params={"w": [0.0, 1.0]}).z["w"].tolist() == [0.0, 1.0]

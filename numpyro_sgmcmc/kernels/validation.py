@@ -150,8 +150,19 @@ def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeSt
     """
     :raises ValueError: not a dict of unconstrained values of latent sites, with an axis of chains where ``batched``.
     """
-    if init_params is not None:
-        check_sites("init_params", init_params, prototype, batched=batched)
+    if init_params is None:
+        return
+    if isinstance(init_params, Mapping):
+        for name, value in init_params.items():
+            shape = np.shape(value)[1:] if batched else np.shape(value)
+            # of several chains NumPyro gives each its part of the first axis, which here is one of the site
+            if name in prototype and prototype[name].shape and shape == prototype[name].shape[1:]:
+                raise ValueError(
+                    f"init_params[{name!r}] has shape {shape} for a chain, and the unconstrained site has "
+                    f"{prototype[name].shape}. With several chains NumPyro takes a value for each of them: "
+                    "init_params=jax.tree.map(lambda x: jnp.stack([x] * num_chains), values)."
+                )
+    check_sites("init_params", init_params, prototype, batched=batched)
 
 
 def check_previous(gradient: GradientEstimator, integrator: Any, step_size: Any) -> None:

@@ -63,7 +63,8 @@ def find_mode(
     :param model_args: arguments of the model, in place of ``args``.
     :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
     :param kwargs: more keyword arguments of the model.
-    :return: dict of unconstrained values, for :class:`~numpyro_sgmcmc.ControlVariate` and ``init_params``.
+    :return: dict of unconstrained values, for :class:`~numpyro_sgmcmc.ControlVariate` and ``init_params``. With several
+        chains NumPyro takes a value for each: ``init_params=jax.tree.map(lambda x: jnp.stack([x] * 4), mode)``.
     :raises TypeError: a model that is not callable, a key that is none, or an argument of the model given twice.
     :raises ValueError: a model that cannot be minibatched so; an energy that is not finite at the start.
     :warns UserWarning: the last round ended further than that from a minimum, or at none.
