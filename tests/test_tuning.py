@@ -424,7 +424,7 @@ def test_effective_draws_of_the_slowest_coordinate(persistence):
     moments = moments._replace(draws=jnp.asarray(float(draws)), blocks=sums)
     expected = (1 - persistence) / (1 + persistence)
     found = float(evidence(moments).slowest)
-    # 160 means of blocks: a standard error of a ninth, and the smaller of two where both coordinates are alike
+    # 80 means of blocks: a standard error of a sixth, and the smaller of two where both coordinates are alike
     assert 0.6 * expected < found < 1.4 * expected + 0.01
 
 
@@ -435,7 +435,8 @@ def test_draws_become_longer_where_they_depend_on_each_other():
         L = jnp.linalg.cholesky(jnp.asarray([[1.0, 0.9], [0.9, 1.0]]))
         numpyro.sample("w", dist.MultivariateNormal(jnp.zeros(2), scale_tril=L))
 
-    found = [settings(tuned(SGHMC(model, dense_mass=dense), num_samples=1)) for dense in (True, False)]
+    size = {"num_warmup": 1000, "num_samples": 1, "num_chains": 16}
+    found = [settings(tuned(SGHMC(model, dense_mass=dense), **size)) for dense in (True, False)]
     steps = [run["steps_per_sample"] * run["step_size"] for run in found]
     assert 1 <= steps[0] < 1.3 and 3 < steps[1] < 4.3
 

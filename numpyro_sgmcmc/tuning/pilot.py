@@ -108,7 +108,9 @@ def evidence(moments: Moments) -> Evidence:
         error = values.std(0, ddof=1) / jnp.sqrt(len(values))
         return (values.mean(0) - expected) / jnp.maximum(error, 1e-30)
 
-    spread = by_block(of_block[:, 0]).var(0, ddof=1) / (BLOCKS * chains)
+    # the longer the blocks, the slower the coordinates that they can tell; the fewer, the noisier
+    longer = of_block[:, 0].reshape(BLOCKS // 2, 2, chains, -1).mean(1)
+    spread = by_block(longer).var(0, ddof=1) / (BLOCKS // 2 * chains)
     effective = jnp.minimum(variance / jnp.maximum(spread, 1e-30), draws * chains)
     halves = of_block.reshape(2, BLOCKS // 2, 4, chains, -1).mean(1)
     means = by_block(halves[:, 0])
