@@ -152,6 +152,17 @@ def networks(m):
         yield f"{m['data']}: {name}, averaged predictions", paper, ", ".join(cells)
 
 
+def network_samplers(m):
+    for name, found in m["results"].items():
+        less = m["less the deep ensemble"][name]
+        score = "nll" if "nll" in found["deep ensemble"] else "log density"
+        for method, scores in found.items():
+            ours = ", ".join(f"{what} {with_error(*scores[what][:2], 4)}" for what in scores)
+            if method in less:
+                ours += f"; {score} less that of the deep ensemble {with_error(*less[method], 4)}"
+            yield f"{name}: {method}, {scores[score][2]} splits or seeds", "none", ours
+
+
 def without_settings(m):
     """What is neither a setting nor the time."""
     return ((name, found) for name, found in m.items() if name not in ("settings", "seconds"))
@@ -296,6 +307,7 @@ PROGRAMS = {
     "recipe": ("Ma, Chen & Fox (2015)", recipe),
     "simplex": ("Patterson & Teh (2013), Baker et al. (2018)", simplex),
     "noise": ("beyond the papers", noise),
+    "network_samplers": ("beyond the papers", network_samplers),
     "out_of_core": ("beyond the papers", out_of_core),
     "diagnostics": ("beyond the papers", diagnostics),
 }

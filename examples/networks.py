@@ -91,16 +91,22 @@ class Network(NamedTuple):
     logits: Callable
 
 
-def classifier(network):
-    """The NumPyro model: weights N(0, 1), classes by softmax."""
+def classifier(network, spread=None):
+    """
+    The NumPyro model: classes by softmax.
 
-    def model(X, y):
-        weights = {
-            name: numpyro.sample(name, dist.Normal().expand(shape).to_event(len(shape)))
-            for name, shape in network.shapes.items()
-        }
-        with numpyro.plate("rows", len(y)) as rows:
-            numpyro.sample("y", dist.Categorical(logits=network.logits(weights, X[rows])), obs=y[rows])
+    :param spread: weights are N(0, spread / fan-in) and biases N(0, 1); None: all are N(0, 1).
+    """
+
+    def prior(shape):
+        sd = 1.0 if spread is None or len(shape) == 1 else np.sqrt(spread / np.prod(shape[:-1]))
+        return dist.Normal(0, sd).expand(shape).to_event(len(shape))
+
+    def model(X, y=None):
+        weights = {name: numpyro.sample(name, prior(shape)) for name, shape in network.shapes.items()}
+        with numpyro.plate("rows", len(X)) as rows:
+            logits = network.logits(weights, X[rows])
+            numpyro.sample("y", dist.Categorical(logits=logits), obs=None if y is None else y[rows])
 
     return model
 
