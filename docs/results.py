@@ -153,14 +153,18 @@ def networks(m):
 
 
 def network_samplers(m):
+    def cell(mean, error, *_):
+        return f"{mean:.4f}" if error != error else with_error(mean, error, 4)  # of one split there is no error
+
     for name, found in m["results"].items():
         less = m["less the deep ensemble"][name]
         score = "nll" if "nll" in found["deep ensemble"] else "log density"
         for method, scores in found.items():
-            ours = ", ".join(f"{what} {with_error(*scores[what][:2], 4)}" for what in scores)
+            ours = ", ".join(f"{what} {cell(*scores[what])}" for what in scores)
             if method in less:
-                ours += f"; {score} less that of the deep ensemble {with_error(*less[method], 4)}"
-            yield f"{name}: {method}, {scores[score][2]} splits or seeds", "none", ours
+                ours += f"; {score} less that of the deep ensemble {cell(*less[method])}"
+            count = scores[score][2]
+            yield f"{name}: {method}, {count} split{'s' * (count > 1)} or seed{'s' * (count > 1)}", "none", ours
 
 
 def without_settings(m):

@@ -22,12 +22,15 @@ minibatches.
 #
 # What is asserted
 # ----------------
-# Of the simulated data, which the program makes by itself: SGHMC, with and without cycles, and adaptive SGHMC predict
-# better than a single member that was trained for as long as the ensemble. Nothing is asserted against the deep
-# ensemble: it depends on the data and on the optimizer. docs/results.md has what was found.
+# Of the simulated data, which the program makes by itself: MSGNHT and adaptive SGHMC predict better than a single
+# member that was trained for as long as the ensemble (log densities .003 and .011 against -.020), and no sampler
+# predicts better than the deep ensemble (.027). So it is on one split each of four regression sets. From
+# starts and ensembles by a slower optimizer it was the other way round, which was no merit of sampling:
+# docs/measurements.md has both. PSGLD and SG-Barker move little in so few steps and stay near their starts.
 
 from functools import partial
 import json
+import time
 from types import SimpleNamespace
 
 import datasets
@@ -49,6 +52,7 @@ from plot_neural_network import dense
 from numpyro_sgmcmc import MSGNHT, PSGLD, SGHMC, AdaptiveSGHMC, Cyclical, SGBarker, predict, warm_start
 
 HIDDEN, BATCH = 50, 50
+SECONDS = []  # of each split and seed
 
 
 def model(X, y=None):
@@ -78,7 +82,7 @@ def samplers(rows, steps, draws):
 
     With h = .15 / sqrt(N) a step of SGHMC moves the weights by .0225 times the gradient of the mean energy of a row,
     and .96 of the momentum is left. The two numbers, and those of adaptive SGHMC, were chosen on the validation rows of
-    one split of airfoil.
+    one split of airfoil, from starts by a slower optimizer than that of now.
     """
     common = {"batch_size": BATCH, "steps_per_sample": steps}
     h = 0.15 / np.sqrt(rows)
@@ -126,12 +130,16 @@ def compare(X, y, X_test, y_test, args, seed):
 
 
 def once(args, name, number, run):
-    """What ``run()`` has found for a split or a seed, from its file if there is one."""
+    """What ``run()`` has found for a split or a seed, from its file if there is one; the seconds it took are added."""
     path = args.out / "parts" / f"{name}-{number}.json"
     if not path.exists() or args.fast:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(run(), indent=1))
-    return json.loads(path.read_text())
+        began = time.perf_counter()
+        found = run()
+        path.write_text(json.dumps({"seconds": time.perf_counter() - began, "found": found}, indent=1))
+    part = json.loads(path.read_text())
+    SECONDS.append(part["seconds"])
+    return part["found"]
 
 
 def over(parts):
@@ -176,9 +184,11 @@ def draw(results):
 
 
 def check(found):
-    for name in ("SGHMC", "cyclical SGHMC", "adaptive SGHMC"):
-        assert found[name]["log density"] > found["one member"]["log density"], name
-    assert all(np.isfinite(score["log density"]) for score in found.values())
+    log_density = {name: score["log density"] for name, score in found.items()}
+    assert all(map(np.isfinite, log_density.values()))
+    for name in ("MSGNHT ssi", "adaptive SGHMC"):
+        assert log_density[name] > log_density["one member"], name
+    assert max(log_density, key=lambda name: log_density[name]) == "deep ensemble"
 
 
 def regressions(args):
@@ -230,7 +240,12 @@ def main(args):
         name: against(found, "log density" if "log density" in found[0]["deep ensemble"] else "nll")
         for name, found in parts.items()
     }
-    save(args, "network_samplers", draw(results), {"results": results, "less the deep ensemble": better})
+    save(
+        args,
+        "network_samplers",
+        draw(results),
+        {"seconds": sum(SECONDS), "results": results, "less the deep ensemble": better},
+    )
     if not args.fast and shown(args):
         check(simulation)
 
