@@ -393,7 +393,7 @@ def moments_of(x, first, second):
     return moments
 
 
-@pytest.mark.parametrize(("stretched", "shifted"), [(1.0, 0.0), (1.3, 0.0), (1.0, 0.3)])
+@pytest.mark.parametrize(("stretched", "shifted"), [(1.0, 0.0), (1.3, 0.0), (1.0, 0.6)])
 def test_the_check_sees_draws_that_are_too_wide_or_beside(stretched, shifted):
     """U = |x|^2 / 2 with noisy gradients; draws of variance ``stretched``, of mean ``shifted`` in one coordinate."""
     x = rng.normal(size=(400, 4, 3)).astype(np.float32)
@@ -426,6 +426,25 @@ def test_effective_draws_of_the_slowest_coordinate(persistence):
     found = float(evidence(moments).slowest)
     # 80 means of blocks: a standard error of a sixth, and the smaller of two where both coordinates are alike
     assert 0.6 * expected < found < 1.4 * expected + 0.01
+
+
+def test_new_coordinates_leave_everything_where_it_is():
+    """Positions, and the places at which the noise is measured, are the same z after L is stretched and c has moved."""
+    kernel = SGHMC(regression, batch_size=100)
+    state = kernel.init(random.split(random.key(0), 4), 80, None, (X, Y), {})
+    chains = kernel._chains(kernel._potential((X, Y), {}))
+    root = np.linalg.cholesky(np.cov(rng.normal(size=(D, 2 * D)))).astype(np.float32)
+    draws = jnp.asarray(rng.normal(size=(200, 4, D)) @ (5 * root).T + 1, jnp.float32)
+    moments = moments_of(draws, draws, draws)._replace(places=draws[:50])
+    old = state.tuning._replace(moments=moments, transition=jnp.asarray(20))
+    operands = old, draws[-1], state.gradient_state
+    new, x, _ = chains._tuner._change(
+        chains.potential, state.z, state.potential_estimate, random.key(1), evidence(moments), *operands
+    )
+    assert np.abs(new.coordinates.scale - old.coordinates.scale).max() > 1
+    into_z = lambda tuning, x: np.asarray(jax.vmap(tuning.coordinates.to_z)(x.reshape(-1, D)))  # noqa: E731
+    np.testing.assert_allclose(into_z(new, x), into_z(old, draws[-1]), atol=1e-3)
+    np.testing.assert_allclose(into_z(new, new.moments.places), into_z(old, draws[:50]), atol=1e-3)
 
 
 def test_draws_become_longer_where_they_depend_on_each_other():
