@@ -160,7 +160,9 @@ def draw(draws, data, mode, sd, shown, title):
     z = ((draws - mode) / sd).ravel()
     grid = np.linspace(-4, 4, 200)
     right.hist(z, np.linspace(-4, 4, 41), density=True, color="C0", alpha=0.5, label="draws, all coefficients")
-    right.plot(grid, np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi), color="C1", lw=2, label="normal approximation at the mode")
+    right.plot(
+        grid, np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi), color="C1", lw=2, label="normal approximation at the mode"
+    )
     right.set_xlabel("distance from the mode, in its standard deviations")
     right.set_yticks([])
     right.set_title(f"their width: median sd ratio {np.median(draws.std(0) / sd):.3f}", loc="left")

@@ -405,7 +405,7 @@ def test_draws_from_blocks_and_a_column(small_blocks):
         (Table(a=Y, b=Y.astype(float)), ValueError, r"columns \(a: float32, b: float64\) make no array"),
         (Table(), ValueError, r"columns \(none\)"),
     ],
-    ids=str,
+    ids=["numbers", "dicts", "bytes", "nothing", "lengths", "shapes", "dtypes", "no columns"],
 )
 def test_sources_that_do_not_fit_are_refused(source, error, message):
     with pytest.raises(error, match=message):

@@ -62,11 +62,13 @@ class ReadAhead:
     def _take(self, now: np.ndarray, after: np.ndarray) -> Block:
         after = after.copy()  # the thread reads it when XLA may have overwritten it
         with self._lock:
-            rows, ahead = self._waiting.pop(_key(now), (None, None))
+            ahead = self._waiting.pop(_key(now), None)
             self._waiting[_key(after)] = after, self._thread.submit(self._read, after)
             while len(self._waiting) > WAITING:
                 self._waiting.popitem(last=False)[1][1].cancel()
-        return self._read(now) if ahead is None or not np.array_equal(rows, now) else ahead.result()
+        if ahead is None or not np.array_equal(ahead[0], now):
+            return self._read(now)
+        return ahead[1].result()
 
     def _read(self, rows: np.ndarray) -> Block:
         try:
