@@ -7,12 +7,10 @@ import subprocess
 import sys
 
 import models
-import numpy as np
 from numpyro.infer import MCMC
 import pytest
 
 import numpyro_sgmcmc
-from numpyro_sgmcmc import OnDisk
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -39,14 +37,6 @@ def test_what_one_comes_to_can_be_made():
     names["center"] = {"mu": 0.7}
     for block in code_of("coming_from.md"):
         eval(block, names)
-
-
-def test_blocks_become_a_source():
-    X = np.arange(240.0, dtype=np.float32).reshape(120, 2)
-    names = {"np": np, "OnDisk": OnDisk, "X": X}
-    exec(next(block for block in code_of("large_data.md") if "class Blocks" in block), names)
-    for rows in (np.arange(120), np.arange(40, 80), np.array([39, 40, 119, 0])):
-        np.testing.assert_array_equal(names["x"][rows], X[rows])
 
 
 @pytest.mark.parametrize("page", ["choosing.md", "recipe.md"])

@@ -325,7 +325,7 @@ def test_the_squared_step_of_langevin_dynamics(inverse_mass, batched):
     mcmc.run(random.key(0), models.ROWS)
     jump = np.asarray(mcmc.get_extra_fields()["monitor"].jump)
     if inverse_mass is not None:
-        assert np.isnan(jump).all()
+        assert not jump.any()
         return
     assert abs(jump.mean() - 4 / 3) < 4 * (4 / 3) * np.sqrt(2 / jump.size)
 

@@ -46,7 +46,7 @@ class Monitor(NamedTuple):
     - **data_changed** - whether the data are not those that the chain was started with.
     - **energy** - estimate of U where the gradient was last evaluated.
     - **place** - one linear function of the position: see :func:`projection`.
-    - **jump** - the last step squared, over that of its noise alone: see :func:`squared_step`; NaN with a momentum.
+    - **jump** - the last step squared, over that of its noise alone: see :func:`squared_step`; 0 with a momentum.
     - **num_steps**, **noise**, **passes** - what the warm-up has found: steps of a draw, the largest variance of the
       gradient in x, passes over the data; 0 where it does not look.
     - **inflation** - that the warm-up predicts of the variance; 0 where it has found no step size.
@@ -260,7 +260,7 @@ def long_steps(jump: np.ndarray, coordinates: int) -> float:
     """
     jump = np.asarray(jump, float)
     late = jump[:, jump.shape[1] // 2 :]
-    if late.shape[1] < 4 or not np.isfinite(late).all():
+    if late.shape[1] < 4 or not np.isfinite(late).all() or not late.any():
         return 0.0
     certain = late.mean() - CERTAIN * _standard_error(late) > LONG or beyond_chance(late, coordinates, LONG - 1)
     return float(late.mean()) if certain and late.mean() > LONG else 0.0

@@ -126,7 +126,7 @@ class SGMCMCState(NamedTuple):
         found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 7
         found = [jnp.full_like(self.step_size, number) for number in found]
         place = projection(self.phase.z, batched)
-        jump = jnp.full_like(self.step_size, jnp.nan)
+        jump = jnp.zeros_like(self.step_size)
         if isinstance(self.temperature, BySteps):
             jump = squared_step(self.phase.z, self.last_finite, self.step_size, batched)
         own = chain, self.refused, temperature, self.step_size, changed, self.potential_estimate, place, jump
