@@ -79,12 +79,14 @@ def furthest(deep, sites, sweeps, count=1000):
     return {name: float(d.max()) for name, d in distances.items()}
 
 
+@pytest.mark.slow
 def test_gradients_at_the_draws_are_those_of_the_sum(deep, sites):
     """Fisher's identity, for every global site."""
     found = furthest(deep, sites, 15)
     assert max(found.values()) < 4.8, found
 
 
+@pytest.mark.slow
 def test_a_wrong_weight_is_seen(deep, sites, monkeypatch):
     """The planted fault: topics that are off take words as if they were on."""
     monkeypatch.setattr(deep, "of_another_word", lambda counts, r, logits, p: r + counts)

@@ -152,6 +152,7 @@ def variances(kernel, slopes, chains=64, steps=1500):
     return np.asarray(jax.jit(run)(state))
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_noise_that_differs_by_coordinate_heats_one_and_cools_the_other_unless_the_mass_is_its_own():
     signs = hadamard(32)[:, 1:].astype(np.float32)  # of the rows: uncorrelated, with mean 0

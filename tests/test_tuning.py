@@ -336,6 +336,7 @@ def test_directions_that_a_diagonal_does_not_see_are_stretched(low_rank):
     assert values.max() < 1.05 * curvature < 1.1 * values.max()
 
 
+@pytest.mark.slow
 def test_coordinates_without_a_matrix(monkeypatch):
     """60 groups and what they have in common, whose sum is known much better than each of them."""
     monkeypatch.setattr("numpyro_sgmcmc.model.coordinates.DENSE", 40)
