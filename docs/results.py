@@ -158,13 +158,27 @@ def network_samplers(m):
 
     for name, found in m["results"].items():
         less = m["less the deep ensemble"][name]
-        score = "nll" if "nll" in found["deep ensemble"] else "log density"
+        score = next(s for s in ("log density", "nll", "total variation") if s in found["deep ensemble"])
         for method, scores in found.items():
             ours = ", ".join(f"{what} {cell(*scores[what])}" for what in scores)
             if method in less:
                 ours += f"; {score} less that of the deep ensemble {cell(*less[method])}"
             count = scores[score][2]
             yield f"{name}: {method}, {count} split{'s' * (count > 1)} or seed{'s' * (count > 1)}", "none", ours
+
+
+def no_numbers(m):
+    problems = m["problems"]
+    for name, found in problems.items():
+        if "raised" in found:
+            yield name, "none", f"raised {found['raised'].splitlines()[0]}"
+            continue
+        sd, mean = found["sd"], found["mean"]
+        ours = f"sd: median error {sd['median']:.3f}, worst {with_error(sd['worst'], sd['worst_se'], 3)}; "
+        ours += f"worst mean {with_error(mean['worst'], mean['worst_se'], 3)} sd; "
+        ours += f"{found['seconds']:.0f} s, NUTS {found['nuts']['seconds']:.0f} s"
+        ours += "; a warning" if found["warnings"] else ""
+        yield f"{name}: {found['coordinates']} coordinates, {found['rows']} rows", "none", ours
 
 
 def without_settings(m):
@@ -313,6 +327,7 @@ PROGRAMS = {
     "noise": ("beyond the papers", noise),
     "network_samplers": ("beyond the papers", network_samplers),
     "out_of_core": ("beyond the papers", out_of_core),
+    "no_numbers": ("beyond the papers", no_numbers),
     "diagnostics": ("beyond the papers", diagnostics),
 }
 HIDDEN = ("out", "fast", "data_dir", "data", "as_shown", "samplers", "reference")

@@ -365,6 +365,7 @@ def main(args):
             table[name][fault] = {"verdict": found.verdict, "red": red, "told": said, "moved": moved, **errors}
         right[name] = right_runs(MODELS[name], X, y, reference, args, random.fold_in(key, 1000))
         progress.update()
+        jax.clear_caches()  # programs of six models are more than a process can map
     report(table, right)
     save(args, "diagnostics", draw(table), {"table": table, "right runs": right})
     if shown(args):

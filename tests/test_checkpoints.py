@@ -352,7 +352,7 @@ def test_other_kernels_and_runs_that_go_on(tmp_path):
 # -- averages ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [CASES["vectorized, thinned"], CASES["one chain"], CASES["sequential"]], ids=str)
+@pytest.mark.parametrize("options", [CASES["one chain"], CASES["vectorized, thinned"], CASES["sequential"]], ids=str)
 @pytest.mark.every(3)
 def test_averages_in_place_of_draws(options, tmp_path):
     """Stopped and resumed, they are those of the draws."""

@@ -449,6 +449,7 @@ def test_an_exploding_chain_keeps_its_last_finite_state_and_is_reported_once(ker
 
 
 @pytest.mark.parametrize("chain_method", ["vectorized", jax.vmap])
+@pytest.mark.every(2)
 def test_chains_that_stand_still_are_reported_together(chain_method):
     kernel = SGHMC(good, step_size=1e30, batch_size=4, steps_per_sample=20)
     with warnings.catch_warnings(record=True) as caught:

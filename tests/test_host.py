@@ -94,6 +94,7 @@ def test_each_chain_is_a_run_of_its_own_key():
     assert_close(draws(single), jax.tree.map(lambda x: x[4:], draws(many)))
 
 
+@pytest.mark.slow
 def test_default_start_of_a_thermostat_is_the_same_for_each_chain():
     """The descent and the balance that precede it contract, so rounding does not grow on the way."""
     kernel = MSGNHT(models.gaussian, step_size=1e-2, batch_size=models.B)
@@ -159,7 +160,7 @@ def test_draws_hold_constrained_values_and_the_deterministic_sites_outside_the_p
     assert_same(samples["twice"], 2 * samples["mu"])
 
 
-@pytest.mark.parametrize("num_chains", [2, 1])
+@pytest.mark.parametrize("num_chains", [1, 2])
 @pytest.mark.every(2)
 def test_print_summary(capsys, num_chains):
     mcmc = make(langevin(models.deterministics), num_chains=num_chains, chain_method="vectorized")
@@ -244,6 +245,7 @@ def test_progress_bar_changes_nothing(capsys, num_chains):
 
 
 @needs_two_devices
+@pytest.mark.slow
 def test_progress_bars_of_parallel_chains(capsys):
     mcmc = make(thermostat(), num_chains=2, chain_method="parallel", progress_bar=True)
     mcmc.run(random.key(1), models.ROWS, extra_fields=EXTRA)

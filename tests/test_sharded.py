@@ -8,6 +8,7 @@ import sys
 import jax
 from jax import random
 import jax.numpy as jnp
+import models
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -151,6 +152,10 @@ def test_what_a_kernel_refuses(data_as_arguments):
         init(gradient=SAGA())
     with pytest.raises(ValueError, match="SAGA.*takes no rows=Sharded"):
         SGLD(on_devices.model, step_size=1e-3, batch_size=40, rows=Sharded(Reshuffled(), 2), gradient=SAGA())
+    table = shard_rows(mesh, models.TABLE)
+    crossed = SGLD(models.crossed, step_size=1e-3, batch_size={"rows": 2, "columns": 4})
+    with pytest.raises(ValueError, match="'rows' and 'columns' are all minibatched.*Leave all but one whole"):
+        crossed.init(random.key(0), 0, None, (table,), {})
     with pytest.raises(ValueError, match="are not spread over the same devices"):
         init(data=(data[0], shard_rows(on_devices.mesh_of(1), on_devices.Y)))
 

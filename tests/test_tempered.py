@@ -1,5 +1,7 @@
 """Parallel tempering: exchanges leave the laws of all replicas, noisy energies or not; modes have their weights."""
 
+import pickle
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -151,6 +153,20 @@ def test_it_runs_under_mcmc(method):
     mcmc.post_warmup_state = mcmc.last_state
     mcmc.run(mcmc.post_warmup_state.rng_key, models.ROWS)
     assert int(np.ravel(mcmc.last_state.t)[0]) == 10
+
+
+@pytest.mark.optimised
+def test_a_resume_from_a_pickle_is_exact():
+    kernel = Tempered(SGHMC(models.gaussian, step_size=1e-3, batch_size=models.B), (1.0, 2.0))
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=4, progress_bar=False)
+    mcmc.run(random.key(0), models.ROWS)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.post_warmup_state.rng_key, models.ROWS)
+    resumed = MCMC(pickle.loads(pickle.dumps(kernel)), num_warmup=2, num_samples=4, progress_bar=False)
+    resumed.post_warmup_state = pickle.loads(pickle.dumps(mcmc.post_warmup_state))
+    resumed.run(resumed.post_warmup_state.rng_key, models.ROWS)
+    np.testing.assert_array_equal(resumed.get_samples()["mu"], mcmc.get_samples()["mu"])
+    assert len(set(np.asarray(mcmc.get_samples()["mu"]).tolist())) == 4
 
 
 def test_what_it_refuses():

@@ -82,6 +82,17 @@ def test_log_likelihood_of_all_rows_in_chunks(chunk, monkeypatch):
     np.testing.assert_allclose(found.values, exact(mcmc), rtol=1e-4, atol=1e-4)
 
 
+def test_a_run_of_few_draws_is_saved_too():
+    """They are too few for a summary of the gradients."""
+    mcmc = MCMC(SGHMC(models.gaussian, step_size=1e-2, batch_size=models.B), num_warmup=2, num_samples=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mcmc.run(random.key(0), X)
+    idata = to_arviz(mcmc, X)
+    assert idata.posterior["mu"].shape == (1, 3)
+    assert {"refused", "ess"} <= set(json.loads(idata.posterior.attrs["verdicts"]))
+
+
 def test_log_likelihood_of_some_rows():
     mcmc = run()
     idata = to_arviz(mcmc, log_likelihood=10)

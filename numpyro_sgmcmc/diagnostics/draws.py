@@ -104,13 +104,17 @@ def thinned(mcmc: MCMC, max_draws: int) -> dict[str, np.ndarray]:
     return {name: x[:, (kept - 1) % every :: every] for name, x in draws.items()}
 
 
+class TooFewDraws(ValueError):
+    """A run has not kept the draws that a diagnostic needs."""
+
+
 def unconstrained_draws(
     mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any], max_draws: int, caller: str
 ) -> Draws:
     """
     The draws in unconstrained space, thinned.
 
-    :raises ValueError: fewer than 8 draws of each chain are left.
+    :raises TooFewDraws: fewer than 8 draws of each chain are left.
     """
     kernel, state = checked_run(mcmc, caller)
     draws = thinned(mcmc, max_draws)
@@ -126,7 +130,7 @@ def unconstrained_draws(
     z = np.asarray(on_model(kernel, back, model_args, model_kwargs)(flat), float).reshape(chains, kept, -1)
     finite = np.isfinite(z).all(-1).all(0)  # by number of the draw, so that chains stay of equal length
     if finite.sum() < 8:
-        raise ValueError(
+        raise TooFewDraws(
             f"{caller}(mcmc) needs at least 8 draws of each chain whose unconstrained values are finite, and has "
             f"{finite.sum()} of {kept}: use a larger num_samples, or look for sites at the edge of their support."
         )

@@ -19,7 +19,7 @@ from numpyro.infer import MCMC
 import xarray as xr
 
 from numpyro_sgmcmc.diagnostics.correction import Corrected
-from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run
+from numpyro_sgmcmc.diagnostics.draws import TooFewDraws, arguments_of, checked_run
 from numpyro_sgmcmc.diagnostics.log_likelihood import log_likelihood_of
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.weights import weights
@@ -79,7 +79,10 @@ def to_arviz(
         'right'
     """
     kernel, _ = checked_run(mcmc, "to_arviz")
-    found = summary(mcmc, *model_args, **model_kwargs)
+    try:
+        found = summary(mcmc, *model_args, **model_kwargs)
+    except TooFewDraws:  # they are saved all the same, with the verdicts on what was collected during the run
+        found = summary(mcmc)
     args, kwargs = arguments_of(mcmc, model_args, model_kwargs)
     idata = az.from_numpyro(mcmc, log_likelihood=False)
     attributes = {
