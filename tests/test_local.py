@@ -272,6 +272,19 @@ def test_the_gradient_and_its_noise_are_those_of_the_conditional_law(local):
     assert found.var() == pytest.approx(variance, rel=4.5 * np.sqrt(2 / len(found)))
 
 
+def test_the_noise_that_a_kernel_measures_has_that_of_the_local_draws():
+    """``gradient_noise``, and what NOGIN measures at its start; without the draws it would be half of it."""
+    kernel = SGHMC(effects, step_size=0.01, batch_size=B, local=exactly, integrator="NOGIN")
+    state = kernel.init(random.key(3), 0, {"mu": 0.3}, (jnp.asarray(EFFECTS),), {})
+    count = 2000
+    found = gradient_noise(kernel, state, jnp.asarray(EFFECTS), num_batches=count)
+    rows = N**2 / B * (1 - B / N) * np.var(EFFECTS / 2, ddof=1)
+    variance = rows + N**2 / B * 0.5
+    assert float(found.variance["mu"]) == pytest.approx(variance, rel=4.5 * np.sqrt(2 / count))
+    assert float(state.phase.auxiliary["mu"]) == pytest.approx(variance, rel=4.5 * np.sqrt(2 / 300))
+    assert rows < 0.6 * variance
+
+
 def test_too_few_moves_are_seen():
     """The planted fault of the test before: one tiny move from the prior is not the conditional law."""
     found = gradients(LocalLangevin(step_size=0.01, moves=1))
