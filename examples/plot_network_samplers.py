@@ -32,7 +32,9 @@ minibatches.
 # docs/measurements.md has both. PSGLD and SG-Barker move little in so few steps and stay near their starts.
 #
 # Of the small network: the total variation distance from NUTS of SGHMC, MSGNHT, adaptive SGHMC and SG-Barker is less
-# than half that of the deep ensemble.
+# than half that of the deep ensemble. So the samplers are nearer to the posterior, and the ensemble has the better
+# scores where priors and temperature were not chosen for them: on MNIST, three seeds, a negative log likelihood of
+# .0470 +- .0004 against .0503 +- .0002 for SGHMC, with as many minibatches.
 
 from functools import partial
 import json
@@ -195,6 +197,7 @@ def draw(results):
         ax.axvline(sign * found["deep ensemble"][score][0], color="0.3", linestyle=":")
         ax.set_yticks(range(len(found)), list(found))
         ax.set(title=name, xlabel=X_LABEL[score])
+        ax.locator_params(axis="x", nbins=5)
         ax.invert_yaxis()
     figure.tight_layout()
     return figure
