@@ -131,6 +131,8 @@ FAULTS = [
           "test_tuning:axes_turn"),
     Fault("pilot: virial about 0", "pilot", "of_block[:, 3] - x * of_block[:, 2]", "of_block[:, 3]",
           "test_tuning:check_sees"),
+    Fault("pilot: directions without draws narrowed", "pilot", "(low > 0) & (values < low)", "values < low",
+          "test_tuning:stretch_nothing"),
     Fault("pilot: never stretches", "pilot", "jnp.clip(factors, 0.1, 10.0)", "1.0", "test_tuning:rounds_stretch"),
     Fault("wide: the smallest eigenvalues are left alone", "wide", "_factors(smallest, smallest < 1 / ROUND)",
           "_factors(smallest, smallest < 0)", "test_tuning:does_not_see"),

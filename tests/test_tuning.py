@@ -127,6 +127,18 @@ def test_the_law_is_frozen_after_half_of_the_warm_up():
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("draws, repeated", [(20, 1), (30, 1), (40, 1), (60, 2), (100, 2)])
+def test_draws_of_the_right_law_stretch_nothing(draws, repeated):
+    """Also where they are fewer than the coordinates, or some are the same: some directions then look narrow."""
+    d, chains = 100, 4
+    x = np.repeat(rng.normal(size=(draws // repeated, chains, d)), repeated, 0)
+    moments = Moments.zeros(jnp.zeros((2, chains, d)))
+    for k, at in enumerate(jnp.asarray(x, jnp.float32)):
+        moments = moments.add(k * BLOCKS // draws, at, at, at)
+    factors, _ = stretch(moments, evidence(moments))
+    assert (factors == 1).all(), np.sort(factors)
+
+
 def test_a_funnel_is_told():
     y = rng.normal(size=50).astype(np.float32)
     with pytest.warns(UserWarning, match="doubtful|stand still|refused|temperature"):

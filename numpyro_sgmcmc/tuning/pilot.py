@@ -142,11 +142,15 @@ def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
 
 
 def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Array:
-    """``factors`` where the values are outside of 1.3 times the edges, 1 elsewhere."""
-    root = jnp.sqrt(share)
-    low = jnp.maximum(1 - root, 0) ** 2 / 1.3
-    high = 1.3 * (1 + root) ** 2
-    return jnp.where((values < low) | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
+    """
+    ``factors`` where the values are outside of 1.3 times the edges, 1 elsewhere. Near the lower edge the smallest values
+    depend strongly on the number of draws, which is an estimate: it is taken for smaller. Of fewer draws than
+    coordinates some values are 0, whatever the law.
+    """
+    low = jnp.maximum(1 - jnp.sqrt(1.5 * share), 0) ** 2 / 1.3
+    high = 1.3 * (1 + jnp.sqrt(share)) ** 2
+    narrow = (low > 0) & (values < low)  # values of 0 are negative by rounding
+    return jnp.where(narrow | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
 
 
 def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Array, jax.Array]:
