@@ -1,4 +1,4 @@
-"""Types that pass between packages: what one may expect of another."""
+"""Types shared by the subpackages, and the interfaces between them."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -11,14 +11,14 @@ Sites: TypeAlias = dict[str, jax.Array]
 """Unconstrained values of the latent sites, keyed by name."""
 
 Rows: TypeAlias = dict[str, jax.Array]
-"""Plate name -> int32 row numbers, shape ``(batch_size,)``. Empty where all rows are used."""
+"""Plate name -> int32 row numbers, shape ``(batch_size,)``. Empty if all rows are used."""
 
 Schedule: TypeAlias = Callable[[Any], Any]
 """Step index -> step size h. Counts integrator steps, not MCMC transitions."""
 
 
 class Plate(NamedTuple):
-    """A plate of which each step sees ``batch_size`` of its ``size`` rows."""
+    """A plate: each step uses ``batch_size`` of its ``size`` rows."""
 
     size: int
     batch_size: int
@@ -26,7 +26,7 @@ class Plate(NamedTuple):
 
 class Phase(NamedTuple):
     """
-    What the flows of a dynamics move.
+    The variables that the flows of a dynamics update.
 
     - **z** - dict of unconstrained values.
     - **momentum** - dict like ``z``; ``()`` for first-order dynamics.
@@ -42,17 +42,17 @@ class Phase(NamedTuple):
 
 class Flow(NamedTuple):
     """
-    What a letter of a word stands for, as its dynamics declares it.
+    The meaning of a letter of a word, declared by its dynamics.
 
-    - **name** - in words, for messages.
-    - **needs_gradient**, **needs_noise** - whether it is handed the gradient, and standard normal noise like ``z``.
+    - **name** - description, for messages.
+    - **needs_gradient**, **needs_noise** - whether it takes the gradient, and standard normal noise like ``z``.
     - **moves** - whether it changes the position.
     - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
-    - **place** - the letters next to each other among which it is right, once in a word; empty: anywhere.
-    - **needs_variance** - whether it reads the variance of the gradient's noise, a dict like ``z`` in ``auxiliary``.
-    - **shares_noise** - whether its noise is that of the step, one draw like :meth:`Dynamics.noise_like` for all
-      letters that say so.
-    - **needs_key** - whether it is handed a random key, for noise that is not normal.
+    - **place** - the adjacent letters among which it is correct, once in a word; empty: anywhere.
+    - **needs_variance** - whether it reads the variance of the gradient noise, a dict like ``z`` in ``auxiliary``.
+    - **shares_noise** - whether it uses the noise of the step, one draw like :meth:`Dynamics.noise_like` for all
+      letters with ``shares_noise``.
+    - **needs_key** - whether it takes a random key, for noise that is not normal.
     """
 
     name: str
@@ -67,21 +67,21 @@ class Flow(NamedTuple):
 
 
 class RowsState(NamedTuple):
-    """Where a chain stands in its sequence of minibatches: all of it, whatever the size of the data."""
+    """The position of a chain in its sequence of minibatches; its size does not depend on the size of the data."""
 
-    rng_key: jax.Array  # one key for the life of the chain
+    rng_key: jax.Array  # one key for the whole chain
     t: jax.Array  # shape=(), dtype=uint32, batches drawn so far; 0 again after 2**32
 
 
 class BySteps(NamedTuple):
     """
-    No array: in place of a kinetic temperature, for a dynamics without momentum and of unit mass, whose last step says
-    how warm it is.
+    Holds no array. It takes the place of the kinetic temperature for a dynamics without momentum and with unit mass,
+    whose temperature is estimated from its last step.
     """
 
 
 class Evaluation(NamedTuple):
-    """One gradient evaluation; ``update`` is what the estimator wants to remember of it."""
+    """One gradient evaluation; ``update`` is what the estimator will store of it."""
 
     energy: jax.Array
     gradient: Any
@@ -89,7 +89,7 @@ class Evaluation(NamedTuple):
 
 
 class Potential(Protocol):
-    """U(z), the negative log joint density in unconstrained space: one potential, three questions."""
+    """U(z), the negative log joint density in unconstrained space."""
 
     plates: Mapping[str, Plate]
 
@@ -100,7 +100,7 @@ class Potential(Protocol):
 
     @property
     def randomised(self) -> bool:
-        """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
+        """Whether the model draws its own keys (``numpyro.prng_key()``)."""
         ...
 
     @property
@@ -110,33 +110,33 @@ class Potential(Protocol):
 
     @property
     def keeps_local_values(self) -> bool:
-        """Whether the draws begin at the values of the previous visit of a row."""
+        """Whether these draws start at the values of the previous visit to a row."""
         ...
 
     @property
     def local_values(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of these values for a minibatch, a row along axis 0."""
+        """Shapes and dtypes of these values for a minibatch, with rows along axis 0."""
         ...
 
     def visit(
         self, z: Sites, rows: Rows, rng_key: jax.Array | None, before: tuple[Sites, jax.Array] | None
     ) -> tuple[jax.Array, Sites]:
-        """An estimate with local values that are drawn beginning at given ones, and the new values."""
+        """The estimate with local values drawn by a chain that starts at ``before``, and the new values."""
         ...
 
     @property
     def devices(self) -> int:
-        """Over how many devices the rows are spread, in order."""
+        """The number of devices over which the rows are distributed, in order."""
         ...
 
     def serving(
         self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
     ) -> AbstractContextManager:
         """
-        Within it lookups of these very rows, as many of each device's own, stay on the devices.
+        A context in which each device looks up its own share of these rows, the same number on every device.
 
-        :param read: of each source on disk what has been read of these rows already.
-        :param weights: what the rows count, by plate, where that is not 1.
+        :param read: the data of these rows that have already been read, from each source on disk.
+        :param weights: weights of the rows, by plate, if they are not 1.
         """
         ...
 
@@ -155,20 +155,20 @@ class Potential(Protocol):
 
 class RowScheme(Protocol):
     """
-    Which rows of a plate are in batch t. The data stay with the model, which looks the rows up.
+    Chooses the rows of a plate that are in batch t. The model holds the data and looks the rows up.
 
-    A scheme keeps no state and is hashable. Its rows depend on the arguments of the call alone, so that a chain can be
+    A scheme keeps no state and is hashable. Its rows depend only on the arguments of the call, so that a chain can be
     resumed, or a batch drawn again, from a key and a number. It is called under ``jit`` and ``vmap``.
 
-    - Each row is equally likely to be in batch t, over the keys: the estimate scaled by N/n is then unbiased.
+    - Each row is equally likely to be in batch t, over the keys: so the estimate scaled by N/n is unbiased.
     - Batches of different keys are independent.
-    - ``t`` is a uint32, traced or not, or a Python int. After 2**32 batches it starts again at 0, and with it the
-      sequence of batches.
+    - ``t`` is a uint32, traced or not, or a Python int. After 2**32 batches it starts at 0 again, and the sequence of
+      batches repeats.
     """
 
     @property
     def independent(self) -> bool:
-        """Whether batches are independent of each other, their gradient noise white."""
+        """Whether batches are independent of each other, so that their gradient noise is white."""
         ...
 
     @property
@@ -185,21 +185,21 @@ class GradientEstimator(Protocol):
     """
     Rows -> unbiased gradient of U, for one chain; the kernel maps it over chains.
 
-    The estimator itself is a frozen dataclass of options. What it remembers of a chain is its state: any pytree of
-    arrays, whose structure, shapes and dtypes are those that ``start`` returns, at every step. An estimator draws no
-    rows; rows and keys are handed in. All methods but ``with_rows`` and ``check`` are traced: a step cannot branch on
-    values in Python, and what a method closes over becomes a constant of the compiled program.
+    The estimator itself is a frozen dataclass of options. Whatever it stores about a chain is its state: any pytree of
+    arrays, which at every step has the structure, shapes and dtypes of the one that ``start`` returns. An estimator
+    draws no rows; rows and keys are arguments. All methods except ``with_rows`` and ``check`` are traced: a step cannot
+    branch on values in Python, and what a method closes over becomes a constant of the compiled program.
 
     The order of the calls: ``with_rows`` when a kernel is made, ``check`` and ``start`` in ``init``; then in each step
     ``begin_step`` once, ``evaluate`` once for every gradient of the integrator, and ``commit`` once.
 
-    To be inherited from: what most estimators have no use for has its default here.
+    Estimators inherit from this class: it has defaults for the methods that most of them do not need.
     """
 
     def with_rows(self, rows: RowScheme) -> tuple["GradientEstimator", RowScheme]:
         """
-        The estimator and the row scheme that the kernel is to use. An estimator may look at the properties of the
-        scheme (``distinct``, ``independent``) and may put another scheme in its place.
+        The estimator and the row scheme that the kernel will use. An estimator may read the properties of the scheme
+        (``distinct``, ``independent``) and may replace it.
         """
         return self, rows
 
@@ -207,8 +207,8 @@ class GradientEstimator(Protocol):
         """
         Called before anything is compiled.
 
-        :param chains: how many states will be held.
-        :raises ValueError: this estimator cannot be used with this potential.
+        :param chains: number of chains, each with a state.
+        :raises ValueError: if this estimator cannot be used with this potential.
         """
         del potential, chains
 
@@ -220,8 +220,8 @@ class GradientEstimator(Protocol):
         """
         The state before a step from ``z``. It is kept even if the step is refused.
 
-        :param i: number of the step, counted from 0. An integer of 32 bits, which may be unsigned and start at 0 again
-            after 2**32 steps. In chains that are run together it is the same for all.
+        :param i: number of the step, counted from 0. A 32-bit integer, which may be unsigned and start at 0 again
+            after 2**32 steps. It is the same for all chains that run together.
         """
         del potential, z, i, rng_key
         return gradient_state
@@ -230,14 +230,14 @@ class GradientEstimator(Protocol):
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array
     ) -> Evaluation:
         """
-        An estimate of U and of its gradient at ``z``. Unbiased over the rows, whatever the state holds, if these are
-        drawn independently of it.
+        An estimate of U and of its gradient at ``z``. It is unbiased for any state, if the rows are drawn independently
+        of the state.
 
-        :param rows: as many for each minibatched plate as the kernel's ``batch_size``; the same for all evaluations of
-            a step. A row may come twice if the scheme is not ``distinct``.
-        :param gradient_state: what ``begin_step`` returned; it is not changed between the evaluations of a step.
+        :param rows: ``batch_size`` rows of each minibatched plate; the same for all evaluations of a step. A row may
+            occur twice if the scheme is not ``distinct``.
+        :param gradient_state: the result of ``begin_step``; it does not change between the evaluations of a step.
         :param rng_key: for ``numpyro.prng_key()`` in the model; the same for all evaluations of a step.
-        :return: with the ``update`` that ``commit`` is to be given, any pytree of arrays.
+        :return: the evaluation. Its ``update`` is the argument of ``commit``, any pytree of arrays.
         """
         ...
 
@@ -245,29 +245,29 @@ class GradientEstimator(Protocol):
         """
         The state after a step.
 
-        :param gradient_state: what ``begin_step`` returned.
-        :param update: that of the last evaluation of the step.
-        :param accepted: whether the step was taken, a boolean of shape ``()``. If not, the update may hold numbers that
-            are not finite, and the state must stay as it is.
+        :param gradient_state: the result of ``begin_step``.
+        :param update: ``update`` of the last evaluation of the step.
+        :param accepted: whether the step was accepted, a boolean of shape ``()``. If not, the update may contain
+            non-finite numbers, and the state must not change.
         """
         del update, accepted
         return gradient_state
 
     @property
     def shared(self) -> bool:
-        """Whether chains that are run together share one state, which then nothing but ``recenter`` may change."""
+        """Whether chains that run together share one state. Then only ``recenter`` may change it."""
         return False
 
     def recenter(self, potential: Potential, gradient_state: Any, z: Sites, rng_key: jax.Array) -> Any:
-        """The state for chains around ``z``, when the warm-up has found where they are."""
+        """The state for chains around ``z``; the warm-up calls this when it has estimated their centre."""
         del potential, z, rng_key
         return gradient_state
 
     def refresh(self, potential: Potential, gradient_state: Any, rng_key: jax.Array) -> Any:
         """
-        The state under other conditioning values, as a block of :class:`numpyro.infer.Gibbs` gets them; the potential
-        has the new ones already. Nothing in the state may depend on the old ones in a way that makes ``evaluate``
-        biased. A pass over the data is allowed.
+        The state after the conditioning values have changed, for a block of :class:`numpyro.infer.Gibbs`; the potential
+        has the new values already. The state must not depend on the old values in a way that makes ``evaluate`` biased.
+        A pass over the data is allowed.
         """
         del potential, rng_key
         return gradient_state
@@ -275,24 +275,24 @@ class GradientEstimator(Protocol):
 
 class Dynamics(Protocol):
     """
-    An SDE as a set of flows, one method a letter. A flow takes ``(phase, h)``, then the gradient if it needs one, then
-    standard normal noise like ``z`` if it needs that.
+    An SDE as a set of flows, one method per letter. A flow takes ``(phase, h)``, then the gradient if it needs one,
+    then standard normal noise like ``z`` if it needs that.
 
-    To be inherited from: what most dynamics have no use for has its default here.
+    Dynamics inherit from this class: it has defaults for the methods that most of them do not need.
     """
 
     @property
     def flows(self) -> Mapping[str, Flow]:
-        """Its letters."""
+        """Letter -> flow."""
         ...
 
     @property
     def integrators(self) -> Mapping[str, str]:
-        """The papers' names -> words."""
+        """Names of integrators in the papers -> words."""
         ...
 
     def largest_step(self, curvature: Any) -> Any:
-        """The largest step that its words take where no curvature of U is larger; 1 where the posterior is round."""
+        """The largest step size of its words if no curvature of U exceeds ``curvature``, 1 for a standard normal."""
         ...
 
     def init(self, z: Any, noise: Any) -> Phase: ...
@@ -302,11 +302,11 @@ class Dynamics(Protocol):
         ...
 
     def informed(self, phase: Phase, variance: Any) -> Phase:
-        """The phase whose flows reckon with white gradient noise of this variance, if they need to know it."""
+        """The phase whose flows account for white gradient noise of this variance, if they need it."""
         return phase._replace(auxiliary=variance)
 
     def reckoning(self, phase: Phase, factor: float) -> Phase:
-        """The phase whose flows reckon with so many times the variance that they know."""
+        """The phase with the variance of the gradient noise, which ``informed`` has set, times ``factor``."""
         return phase._replace(auxiliary=jax.tree.map(lambda s2: factor * s2, phase.auxiliary))
 
     def reverse(self, phase: Phase, scale: Any) -> Phase:
@@ -319,22 +319,22 @@ class Dynamics(Protocol):
         return ()
 
     def noise_like(self, phase: Phase) -> Any:
-        """What the noise of a step is like, where letters share it."""
+        """A pytree with the structure and shapes of the noise of a step, for letters that share it."""
         return phase.z
 
     def settled(self, phase: Phase) -> tuple["Dynamics", Phase]:
-        """The dynamics at this phase with all that it has adapted for constants, and its phase."""
+        """The dynamics whose adapted quantities are constants, at their values in this phase, and its phase."""
         return self, phase
 
     def bind(self, potential: Potential) -> "Dynamics":
-        """The dynamics for a potential, where a function of the model, its Fisher information say, is part of it."""
+        """The dynamics for a potential, if it contains a function of the model, such as its Fisher information."""
         del potential
         return self
 
 
 @runtime_checkable
 class Adaptive(Protocol):
-    """A dynamics that adapts what it owns during the warm-up."""
+    """A dynamics that adapts its own variables during the warm-up."""
 
     def adapt(self, phase: Phase, gradient: Any, i: jax.Array, num_warmup: jax.Array) -> Phase:
         """
@@ -348,22 +348,22 @@ class Adaptive(Protocol):
 
 @runtime_checkable
 class Checked(Protocol):
-    """A dynamics whose parts a user has brought. It moves in z itself, in no other coordinates."""
+    """A dynamics with parts that the user has written. Its coordinates are always z."""
 
     def report(self, phase: Phase, h: jax.Array) -> Any:
-        """What is to be checked of the start of a chain, arrays; may be traced."""
+        """Arrays at the start of a chain that ``check`` needs; may be traced."""
         ...
 
     def check(self, report: Any, phase: Phase) -> None:
         """
-        :raises ValueError: names the entry that is wrong.
+        :raises ValueError: if an entry is wrong; the message names it.
         """
         ...
 
 
 @runtime_checkable
 class Thermostatted(Protocol):
-    """A dynamics that measures its own temperature, and suffers from a start far from equilibrium."""
+    """A dynamics that measures its own temperature, and needs a start close to equilibrium."""
 
     def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
         """The phase with thermostats that balance gradient noise of this variance."""
@@ -371,24 +371,24 @@ class Thermostatted(Protocol):
 
 
 class Integrator(Protocol):
-    """One step of size h; ``gradient`` is carried from step to step where ``carries_gradient``."""
+    """One step of size h; ``gradient`` is carried from step to step if ``carries_gradient``."""
 
     @property
     def carries_gradient(self) -> bool: ...
 
     @property
     def evaluates_start(self) -> bool:
-        """Whether a step evaluates a gradient where it begins."""
+        """Whether a step evaluates a gradient at its initial position."""
         ...
 
     @property
     def evaluates_end(self) -> bool:
-        """Whether a step evaluates a gradient where it ends."""
+        """Whether a step evaluates a gradient at its final position."""
         ...
 
     @property
     def needs_variance(self) -> bool:
-        """Whether the dynamics must be ``informed`` of the variance of the gradient's noise, which must be white."""
+        """Whether a step needs the variance of the gradient noise, which must be white (:meth:`Dynamics.informed`)."""
         ...
 
     def check(self, dynamics: Dynamics) -> None: ...

@@ -1,16 +1,16 @@
 r"""
-``corrected``: draws moved by an affine map about their mean m, which says what was done to them.
+``corrected``: draws that are moved by an affine map about their mean m, with a description of the map.
 
 .. math:: z' = m + A (z - m).
 
-- **Location and scale**: with the modes of the posterior and the variances :math:`(1 + \epsilon_k) / \lambda_k` that
-  step size and minibatches predict for them (:mod:`~numpyro_sgmcmc.diagnostics.predicted`), A divides mode k by
-  :math:`\sqrt{1 + \epsilon_k}`. The mean, and what is not normal about the draws, stay.
-- **Sandwich**, for a model that is not that of the data: A turns the covariance :math:`\Sigma` of the draws into
+- **Location and scale**: the variances of the modes of the posterior are predicted to be
+  :math:`(1 + \epsilon_k) / \lambda_k` with this step size and these minibatches
+  (:mod:`~numpyro_sgmcmc.diagnostics.predicted`). A divides mode k by :math:`\sqrt{1 + \epsilon_k}`. It does not change
+  the mean or the shape of the distribution.
+- **Sandwich**, for a misspecified model: A changes the covariance :math:`\Sigma` of the draws to
   :math:`H^{-1} J H^{-1}`, with :math:`H = \Sigma^{-1} E[(z - m) \nabla U^T]` and J the sum over rows of
   :math:`(g_i - \bar g)(g_i - \bar g)^T` (White 1982; Müller 2013, section 2), by
-  :math:`A = (H^{-1} J H^{-1})^{1/2}\, \Sigma^{-1/2}`. It answers another question than the posterior does, and is never
-  the default.
+  :math:`A = (H^{-1} J H^{-1})^{1/2}\, \Sigma^{-1/2}`. The result is not the posterior, so this is never the default.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,15 +38,15 @@ from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.utils.validation import checked_choice
 
-ROWS = 20_000  # that J is estimated from, at most
+ROWS = 20_000  # maximal number of rows from which J is estimated
 
 
 class Corrected(Mapping):
     """
-    Site -> corrected draws, constrained, shape ``(chains, draws, ...)``, as ``az.from_dict`` takes them.
+    Site -> corrected draws, constrained, shape ``(chains, draws, ...)``, as needed by ``az.from_dict``.
 
-    - **done** - what was done to the draws, in a sentence.
-    - **factors** - by name of the coordinate: its sd after over its sd before.
+    - **done** - a sentence that describes the correction.
+    - **factors** - name of a coordinate -> ratio of its sds after and before the correction.
     """
 
     def __init__(self, draws: Mapping[str, np.ndarray], done: str, factors: Mapping[str, float]):
@@ -73,14 +73,14 @@ def corrected(
     covariance. Use it for inflations up to a factor of about two and for nearly normal posteriors
     (:func:`~numpyro_sgmcmc.score_linearity`). A smaller step size is the better remedy.
 
-    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it stays as it is.
-    :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.
-    :param str covariance: ``"posterior"``, or ``"sandwich"`` for that of a misspecified model, which needs exactly one
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it is not changed.
+    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param str covariance: ``"posterior"``, or ``"sandwich"`` for a misspecified model, which needs exactly one
         minibatched plate.
-    :param int max_draws: draws from which the map is found, over all chains; all draws are mapped.
+    :param int max_draws: draws from which the map is estimated, over all chains; all draws are mapped.
     :param model_kwargs: keyword arguments of the model.
-    :return: a mapping from sites to draws; ``.done`` says what was done to them.
-    :raises ValueError: no run yet; a step that is not stable; too few draws for a sandwich.
+    :return: a mapping from sites to draws; ``.done`` describes the correction.
+    :raises ValueError: if there was no run yet, the step is not stable, or there are too few draws for a sandwich.
 
     **References:**
 
@@ -126,8 +126,8 @@ def corrected(
         law = predicted(kernel, state, draws, found.values, pairs, epoch_of(kernel, potential))
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
-                "corrected(mcmc): the step is not stable for the posterior, or the integrator is not a word, so the "
-                "inflation is not known. Use a smaller step_size."
+                "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior or the "
+                "integrator is not a word with normal noise. Use a smaller step_size, or another integrator."
             )
         A = law.rescale
         what = "Each mode was divided about the mean by the root of its predicted inflation"
@@ -156,7 +156,10 @@ def _sandwich(
 ) -> np.ndarray:
     n, d = draws.flat.shape
     if n < 10 * d:
-        raise ValueError(f'covariance="sandwich" needs 10 draws for each of {d} coordinates, and has {n}.')
+        raise ValueError(
+            f'covariance="sandwich" needs 10 draws for each of {d} coordinates, but there are {n} in all. Use a larger '
+            "num_samples or max_draws."
+        )
     sd = draws.flat.std(0)
     x, s = (draws.flat - draws.flat.mean(0)) / sd, (g.reshape(n, d) - g.mean((0, 1))) * sd
     covariance = x.T @ x / n
@@ -176,8 +179,8 @@ def _row_scores(kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: A
         if len(potential.plates) != 1 or potential.draws_local_sites:
             plates = ", ".join(map(repr, potential.plates)) or "none"
             raise ValueError(
-                'covariance="sandwich" is made of the gradients of single rows: it needs exactly one minibatched plate '
-                f"(there is {plates}), whose rows have no local sites that are drawn. Leave out covariance=."
+                'covariance="sandwich" uses the gradients of single rows: it needs exactly one minibatched plate '
+                f"(there is {plates}), whose rows have no local sites that are drawn. Leave covariance= out."
             )
         ((name, plate),) = potential.plates.items()
         count = min(ROWS, plate.size)
@@ -191,6 +194,6 @@ def _row_scores(kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: A
 
 
 def _root(matrix: np.ndarray) -> np.ndarray:
-    """Of a symmetric matrix without negative eigenvalues."""
+    """The root of a symmetric matrix without negative eigenvalues."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T

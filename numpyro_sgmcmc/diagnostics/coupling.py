@@ -1,19 +1,19 @@
 r"""
-``couple``: a bound on the bias by minibatches, from pairs of chains that share their noise.
+``couple``: a bound on the bias caused by minibatches, from pairs of chains that share their noise.
 
-X is the chain of the run, Y a chain with the same step, the same random numbers and the gradient over all rows.
-Whatever the joint law of X and Y is,
+X is the chain of the run, Y a chain with the same steps, the same random numbers and the gradient over all rows.
+For any joint law of X and Y,
 
 .. math:: W_2^2(\mathrm{law}\, X, \mathrm{law}\, Y) \le E |X - Y|^2
 
-(Biswas & Mackey 2021, section 2; Dobson, Li & Zhai 2021). Pairing the same draws anew cannot break the inequality in
-expectation, as :math:`W_2^2` is convex, :math:`W_2^2 \le E W_2^2(\hat X_n, \hat Y_n)`. For one coordinate the best
-pairs are those of equal rank, so the bound is
+(Biswas & Mackey 2021, section 2; Dobson, Li & Zhai 2021). The inequality still holds in expectation if the same draws
+are paired differently, as :math:`W_2^2` is convex: :math:`W_2^2 \le E W_2^2(\hat X_n, \hat Y_n)`. For one coordinate
+the best pairs are those of equal rank, so the bound is
 
 .. math:: \min\Big(E (X_j - Y_j)^2,\; \frac{1}{n} \sum_i (X_{(i)j} - Y_{(i)j})^2\Big)^{1/2} .
 
-It bounds how far the mean and the sd of a coordinate are off, in sds of Y. The law of Y is the posterior but for the
-step size, whose own error it keeps: ABOBA's is 0 on normal posteriors.
+It bounds the errors of the mean and the sd of a coordinate, in sds of Y. The law of Y is the posterior, up to the error
+of the step size: for ABOBA that is 0 on normal posteriors.
 """
 
 import copy
@@ -45,16 +45,16 @@ from numpyro_sgmcmc.model.coordinates import unraveler
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 from numpyro_sgmcmc.utils.validation import checked_choice, checked_count
 
-CLOSE, FAR = 0.1, 0.15  # a bound, in sds, that is ok; a distance that is certain, and wrong
-ASSIGNED = 1000  # pairs that are matched anew in all coordinates together
+CLOSE, FAR = 0.1, 0.15  # in sds: upper bounds up to CLOSE are ok, lower bounds above FAR are wrong
+ASSIGNED = 1000  # draws that are paired by an optimal assignment over all coordinates
 
 
 class Coupled(Summary):
     """
     - **bound** - site -> bounds for its coordinates, in sds.
-    - **joint** - of all coordinates together, in the unconstrained units of z.
-    - **lower** - like ``bound``: they are at least so far apart.
-    - **trace** - the distance of each pair of chains at each draw, shape ``(chains, draws)``.
+    - **joint** - bound for all coordinates together, in the unconstrained units of z.
+    - **lower** - lower bounds of the distance, like ``bound``.
+    - **trace** - the distance between the two chains of each pair at each draw, shape ``(chains, draws)``.
     """
 
     bound: dict[str, np.ndarray]
@@ -88,23 +88,23 @@ def couple(
     **model_kwargs: Any,
 ) -> Coupled:
     r"""
-    A bound on the Wasserstein distance between the draws and those with exact gradients: on the bias by minibatches.
+    A bound on the Wasserstein distance between the draws and draws with exact gradients: on the bias by minibatches.
 
     Each chain continues from its last state together with a partner that has the same noise. Such chains approach each
-    other where the posterior is log-concave. Where they do not, the bound is large but still valid.
+    other where the posterior is log-concave. If they do not, the bound is large but still valid.
 
-    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it stays as it is.
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it is not changed.
     :param rng_key: random key.
-    :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.
-    :param gradient: of the partner: ``"full"``, all rows at every step; ``"control"``, a control variate at the mean of
-        the draws, which leaves a little noise in it. None: ``"full"`` for at most 2000 rows, and for kernels that have
-        an estimator other than ``Minibatch()``.
+    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param gradient: gradient of the partner: ``"full"``, all rows at every step; ``"control"``, a control variate at
+        the mean of the draws, which has a little noise. None: ``"full"`` for at most 2000 rows, and for kernels with an
+        estimator other than ``Minibatch()``.
     :param num_samples: draws of each pair; None: as many as the run has kept.
-    :param num_warmup: draws before these, in which the partners find their law; None: a quarter of them.
+    :param num_warmup: warm-up draws before these, in which the partners converge; None: a quarter of ``num_samples``.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from sites to dicts with ``bound`` and ``lower`` of each coordinate, in sds; ``.bound`` has them
         by site, ``.joint`` is the bound for all coordinates together, in the units of z.
-    :raises ValueError: no run yet; no minibatches.
+    :raises ValueError: if there was no run yet, or there are no minibatches.
 
     **References:**
 
@@ -140,8 +140,8 @@ def couple(
     plates = potential.plates
     if not plates:
         raise ValueError(
-            "couple(mcmc): no plate is minibatched, so the gradients are exact already. step_halving(mcmc, key, ...) "
-            "looks at the step size."
+            "couple(mcmc): no plate is minibatched, so the gradients are exact already. Use step_halving(mcmc, key, "
+            "...) to check the step size."
         )
     kept = next(iter(latent_draws(mcmc).values())).shape[1]
     kept = kept if num_samples is None else checked_count("num_samples", num_samples)
@@ -163,7 +163,7 @@ def couple(
         start = on_model(same, lambda potential, key: estimator.start(potential, centre, key), model_args, model_kwargs)
         partner, partners = _with_gradient(same, states, estimator, [start(rng_key)] * len(states))
     total = left_out + kept
-    # one key for both: the same rows, the same noise
+    # the same key for both, so that they have the same rows and the same noise
     x = go_on(same, states, model_args, model_kwargs, total, rng_key)[:, left_out:]
     y = go_on(partner, partners, model_args, model_kwargs, total, rng_key)[:, left_out:]
     names, sites = coordinate_names(potential.prototype)
@@ -172,7 +172,7 @@ def couple(
 
 
 def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, gradient_states: list) -> tuple:
-    """The kernel with another estimator, and no noise for NOGIN to take out."""
+    """The kernel with another estimator, and a gradient variance of 0 for NOGIN to subtract."""
     chain = replace(kernel._chain, gradient=estimator)
     partner = copy.copy(kernel)
     object.__setattr__(partner, "_chain", chain)
@@ -200,8 +200,8 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
             f"{lower[worst]:.3f} to {bound[worst]:.3f} at {names[worst]}",
             f"<= {CLOSE}",
             max(verdicts, key=ORDER.index),
-            "minibatch noise moves the draws by so many sds at most: larger batches, a smaller step_size, or "
-            "gradient=ControlVariate(find_mode(...)).",
+            "upper bound of the effect of minibatch noise on the draws, in sds. Use larger batches, a smaller "
+            "step_size, or gradient=ControlVariate(find_mode(...)).",
             {"bound": by_site[site], "lower": lower_by_site[site]},
         )
     found = Coupled("Distance to the draws with exact gradients, in sds", lines)
@@ -212,10 +212,11 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
 
 def distances(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """
-    Bounds of the Wasserstein distance of each coordinate, the least that it can be given means and sds (Gelbrich 1990),
-    and a bound for all coordinates together.
+    Upper bounds of the Wasserstein distance of each coordinate, lower bounds from the means and sds (Gelbrich 1990),
+    and an upper bound for all coordinates together.
 
-    :param x: paired draws, shape ``(chains, draws, d)``; **y** - likewise.
+    :param x: paired draws, shape ``(chains, draws, d)``.
+    :param y: their partners, of the same shape.
     """
     x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     paired = ((x - y) ** 2).mean(0)

@@ -33,7 +33,7 @@ def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
             f"{share:.2%}",
             "<= 1 %",
             graded(share, 0.01, 0.2),
-            "values round to the edge of their support: another parametrisation, or jax_enable_x64.",
+            "values are rounded to the edge of their support: another parametrisation, or jax_enable_x64.",
         )
     wrong = ~np.isfinite(found.values).all(-1)
     if wrong.any():
@@ -67,8 +67,8 @@ def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
 
 def numbers_by_site(lines: Mapping[str, Line]) -> dict[str, dict[str, Any]]:
     """
-    Site -> the z-scores of the identities in its worst coordinate, its configurational temperature, the inflations that
-    are predicted, and the verdict of its identities; empty where the gradients are not finite.
+    Site -> the z-scores of the identities in its worst coordinate, its configurational temperature, the predicted
+    inflations, and the verdict of its identities; empty if the gradients are not finite.
     """
     if "virial" not in lines:
         return {}
@@ -103,10 +103,10 @@ def _identity(
     effect: str,
 ) -> Line:
     """
-    :param own: deviation, its standard error and its size in the coordinates themselves; **mixed** - the same times the
-        covariance of the draws.
-    :param limit: of the z-scores, of each coordinate.
-    :param effect: how to say what the second means.
+    :param own: deviation, its standard error and its size in the coordinates themselves.
+    :param mixed: the same, multiplied by the covariance of the draws.
+    :param limit: limit of the z-score of each coordinate.
+    :param effect: format string that describes ``mixed``.
     """
     deviation, own_error, own_size = own
     shifted, mixed_error, mixed_size = mixed
@@ -128,14 +128,14 @@ def _identity(
             "verdict": graded(float(certain[index].max()), *tolerance),
         }
     advice = (
-        f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, read off to "
-        f"first order: {SMALLER}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) tells more."
+        f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, to first order: "
+        f"{SMALLER}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) shows more."
     )
     error = float(np.median(mixed_error))
     if verdict == "ok" and not error <= UNCERTAIN:
         verdict = "doubtful"
         advice = (
-            f"the standard error of what it shows is {error:.2f}, so little can be seen: more draws, or larger batches."
+            f"its standard error is {error:.2f}, which is too large for a verdict: more draws, or larger batches."
         )
     return Line(
         name,
@@ -162,9 +162,8 @@ def prediction_lines(
         return {}
     lines = {}
     advice = {
-        "noise": f"minibatch noise widens the draws by more than the friction takes up: {SMALLER}; or "
-        'integrator="NOGIN".',
-        "step": "the step is too large for the word: a smaller step_size.",
+        "noise": f'minibatch noise increases the variance of the draws: {SMALLER}; or integrator="NOGIN".',
+        "step": "the step is too large for the integrator: a smaller step_size.",
     }
     for key, words in (("noise", "minibatch noise"), ("step", "the step size")):
         inflation = getattr(of, key)
@@ -192,7 +191,7 @@ def prediction_lines(
         ("unstable", "near its limit", "stable")[of.stable],
         "at 1.25 h as well",
         ("wrong", "doubtful", "ok")[of.stable],
-        "the step is at the limit of what the narrowest direction allows: a smaller step_size, or an "
+        "the step is close to the stability limit of the narrowest direction, or beyond it: a smaller step_size, or an "
         "inverse_mass_matrix.",
     )
     return lines

@@ -1,8 +1,8 @@
 """
-What a run has kept, as the diagnostics see it: draws in unconstrained space by chain, and the state of each chain.
+The results of a run in the form that the diagnostics need: unconstrained draws by chain, and the state of each chain.
 
-NumPyro keeps constrained draws. Their unconstrained values z are found by the transforms of the model. A value at the
-edge of its support, where rounding has put it, has no finite z, and its draw is left out of what needs z.
+NumPyro keeps constrained draws. Their unconstrained values z are computed by the transforms of the model. A value that
+was rounded to the edge of its support has no finite z, so its draw is left out of diagnostics that need z.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,15 @@ from numpyro_sgmcmc.model.coordinates import raveled, unraveler
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.utils.validation import checked_count
 
-TOGETHER = 8  # draws at which gradients are evaluated at once
+TOGETHER = 8  # number of draws at which gradients are evaluated at once
 
 
 class Draws(NamedTuple):
     """
     - **z** - unconstrained values, raveled in the order of ``ravel_pytree``, float64, shape ``(chains, draws, d)``.
-    - **names** - of the coordinates, such as ``"w[2]"``; **sites** - the site of each.
-    - **left_out** - draws that have no finite z.
+    - **names** - names of the coordinates, such as ``"w[2]"``.
+    - **sites** - the site of each coordinate.
+    - **left_out** - number of draws that have no finite z.
     """
 
     z: np.ndarray
@@ -46,23 +47,23 @@ class Draws(NamedTuple):
 
 def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, SGMCMCState]:
     """
-    The kernel and the last state of a run; of :class:`~numpyro_sgmcmc.Tempered` those of the replica at temperature 1.
+    The kernel and the last state of a run; for :class:`~numpyro_sgmcmc.Tempered`, of the replica at temperature 1.
 
-    :param bool tempered: whether the draws of a tempered run are looked at alike.
-    :raises TypeError: not an :class:`~numpyro.infer.MCMC` with a kernel of this package.
-    :raises ValueError: no run yet.
+    :param bool tempered: whether the caller works with draws of a tempered run.
+    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC` with a kernel of this package.
+    :raises ValueError: if there was no run yet.
     """
     if not isinstance(mcmc, MCMC):
-        raise TypeError(f"{caller}(mcmc={type(mcmc).__name__}): give a numpyro.infer.MCMC that has run.")
+        raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
     if isinstance(mcmc.sampler, Tempered) and not tempered:
         raise TypeError(
-            f"{caller} goes on with single chains, and those of Tempered exchange their places: a comparison of other "
-            "chains would say nothing of it. Use summary or kernel_stein_discrepancy, or compare two runs."
+            f"{caller} continues single chains, but those of Tempered exchange their temperatures, so it would test "
+            "other chains. Use summary or kernel_stein_discrepancy, or compare two runs."
         )
     if not isinstance(mcmc.sampler, (SGMCMC, Tempered)):
         raise TypeError(
-            f"{caller} looks at runs with a kernel of numpyro_sgmcmc, not {type(mcmc.sampler).__name__}. Of a block of "
-            "numpyro.infer.Gibbs look at mcmc.last_state.block_states; for other kernels use ArviZ."
+            f"{caller} needs a run with a kernel of numpyro_sgmcmc, not {type(mcmc.sampler).__name__}. For a block of "
+            "numpyro.infer.Gibbs see mcmc.last_state.block_states; for other kernels use ArviZ."
         )
     if mcmc.last_state is None or not mcmc._states:
         raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
@@ -72,7 +73,7 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
 
 
 def arguments_of(mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Those that were handed in; where there are none, those that the run has kept."""
+    """The given arguments of the model, or those that the run has kept if there are none."""
     if model_args or model_kwargs:
         return model_args, dict(model_kwargs)
     return tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
@@ -97,7 +98,7 @@ def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tup
 
 
 def thinned(mcmc: MCMC, max_draws: int) -> dict[str, np.ndarray]:
-    """The latent draws, evenly thinned to at most ``max_draws`` over all chains, the last ones included."""
+    """The latent draws, evenly thinned to at most ``max_draws`` over all chains, including the last ones."""
     draws = latent_draws(mcmc)
     chains, kept = next(iter(draws.values())).shape[:2]
     every = max(1, -(-chains * kept // checked_count("max_draws", max_draws)))
@@ -105,7 +106,7 @@ def thinned(mcmc: MCMC, max_draws: int) -> dict[str, np.ndarray]:
 
 
 class TooFewDraws(ValueError):
-    """A run has not kept the draws that a diagnostic needs."""
+    """A run has too few draws for a diagnostic."""
 
 
 def unconstrained_draws(
@@ -114,7 +115,7 @@ def unconstrained_draws(
     """
     The draws in unconstrained space, thinned.
 
-    :raises TooFewDraws: fewer than 8 draws of each chain are left.
+    :raises TooFewDraws: if fewer than 8 draws of each chain are left.
     """
     kernel, state = checked_run(mcmc, caller)
     draws = thinned(mcmc, max_draws)
@@ -128,11 +129,11 @@ def unconstrained_draws(
 
     flat = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in draws.items()}
     z = np.asarray(on_model(kernel, back, model_args, model_kwargs)(flat), float).reshape(chains, kept, -1)
-    finite = np.isfinite(z).all(-1).all(0)  # by number of the draw, so that chains stay of equal length
+    finite = np.isfinite(z).all(-1).all(0)  # in all chains, so that they have the same length
     if finite.sum() < 8:
         raise TooFewDraws(
-            f"{caller}(mcmc) needs at least 8 draws of each chain whose unconstrained values are finite, and has "
-            f"{finite.sum()} of {kept}: use a larger num_samples, or look for sites at the edge of their support."
+            f"{caller}(mcmc) needs at least 8 draws of each chain whose unconstrained values are finite, but has "
+            f"{finite.sum()} of {kept}. Use a larger num_samples, or check for sites at the edge of their support."
         )
     batched = jnp.ndim(state.i) == 1
     prototype = {name: jax.ShapeDtypeStruct(np.shape(x)[batched:], x.dtype) for name, x in state.z.items()}
@@ -145,7 +146,7 @@ def on_model(kernel: SGMCMC, fn: Any, model_args: tuple, model_kwargs: Mapping[s
 
 
 def states_of(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
-    """The state of each chain by itself."""
+    """The separate state of each chain."""
     if jnp.ndim(state.i) == 0:
         return [state]
     axes: Any = (0,) * len(SGMCMCState._fields)
@@ -160,7 +161,7 @@ def states_of(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
 
 
 def key_of(state: SGMCMCState) -> jax.Array:
-    """A key of the run that its chains do not use."""
+    """A key derived from the run that its chains do not use."""
     return stream(jnp.asarray(state.rng_key)[0] if jnp.ndim(state.i) else state.rng_key, PROBE)
 
 
@@ -170,5 +171,5 @@ def unravel_of(potential: ModelPotential) -> Any:
 
 
 def at_draws(fn: Any, *arrays: Any) -> Any:
-    """``fn`` of each draw, ``TOGETHER`` at a time."""
+    """``fn`` at each draw, ``TOGETHER`` at a time."""
     return lax.map(lambda rest: fn(*rest), arrays, batch_size=TOGETHER)

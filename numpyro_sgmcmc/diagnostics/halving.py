@@ -1,5 +1,5 @@
 r"""
-``step_halving``: the chains go on at h and at h / 2, and what changes tells how far h itself is off.
+``step_halving``: the chains continue at h and at h / 2, and the difference estimates the bias at h.
 
 The bias of an average :math:`\bar\phi_h` is :math:`b h^K + O(h^{K+1})` (Talay & Tubaro 1990), so
 
@@ -8,9 +8,10 @@ The bias of an average :math:`\bar\phi_h` is :math:`b h^K + O(h^{K+1})` (Talay &
     \bar\phi_0 \approx \bar\phi_h + w \frac{\bar\phi_{h/2} - \bar\phi_h}{1 - 2^{-K}}, \qquad
     w = \max(0,\; 1 - \mathrm{se}^2 / (\bar\phi_{h/2} - \bar\phi_h)^2).
 
-The factor w keeps the extrapolation from adding noise where no change is seen. K is 1 for first-order words and for
-independent minibatches, 2 for symmetric words with full gradients, with reshuffled rows, or with NOGIN. Twice the batch
-divides the noise of a gradient, :math:`\propto 1/n - 1/N`, and to first order the bias by it, in the same way.
+The factor w keeps the extrapolation from adding noise if there is no significant change. K is 1 for first-order words
+and for independent minibatches, 2 for symmetric words with full gradients, with reshuffled rows, or with NOGIN. In the
+same way, twice the batch size reduces the variance of the gradient noise, :math:`\propto 1/n - 1/N`, and to first order
+the bias that it causes.
 """
 
 import math
@@ -29,7 +30,7 @@ from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.utils.validation import checked_choice, checked_count
 
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
-UNCERTAIN = 0.1  # a standard error of the bias that shows too little
+UNCERTAIN = 0.1  # a larger standard error of the bias is too large for a verdict
 
 
 def step_halving(
@@ -42,23 +43,24 @@ def step_halving(
     **model_kwargs: Any,
 ) -> Summary:
     r"""
-    The bias from the step size or the minibatches, by continuing the chains at h and at h / 2 with twice the steps per
-    draw.
+    Estimates the bias from the step size or the minibatches, by continuing the chains at h, and at h / 2 with twice the
+    steps per draw.
 
-    It detects only what a smaller step changes. It does not detect a warm-up that was too short or a mode that no chain
-    has visited. Its standard errors are those of two runs; if they are large, the verdict is ``"doubtful"``.
+    It detects only a bias that a smaller step reduces. It does not detect a warm-up that was too short or a mode that
+    no chain has visited. Its standard errors are those of two runs; if they are large, the verdict is ``"doubtful"``.
 
-    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it stays as it is.
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it is not changed.
     :param rng_key: random key.
-    :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.
-    :param str vary: ``"step_size"``, or ``"batch_size"``: go on with n and 2 n rows.
-    :param num_samples: draws of each chain at each of the two; None: as many as the run has kept.
-    :param num_warmup: draws left out after the change; None: a quarter of them.
+    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param str vary: ``"step_size"``, or ``"batch_size"``: continue with n and 2 n rows.
+    :param num_samples: draws of each chain in each of the two runs; None: as many as the run has kept.
+    :param num_warmup: additional draws, left out at the start of both runs; None: a quarter of ``num_samples``.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from each site to a dict of arrays of its unconstrained shape: ``mean_change``, ``sd_change`` (in
         sds), ``mean_error``, ``sd_error`` (their standard errors), ``mean``, ``sd`` (at h), ``extrapolated_mean``,
         ``extrapolated_sd``, and ``bias`` and ``verdict`` of the worst of them.
-    :raises ValueError: no run yet; for ``vary="batch_size"`` no minibatches, or batches of half the data or more.
+    :raises ValueError: if there was no run yet; for ``vary="batch_size"``, if there are no minibatches, or batches of
+        half the data or more.
 
     **References:**
 
@@ -117,7 +119,7 @@ def step_halving(
 
 
 def order(kernel: SGMCMC, minibatched: bool) -> int:
-    """K of the bias in h, see above."""
+    """The order K of the bias in h, see above."""
     word = getattr(kernel.integrator, "word", "")
     white = minibatched and getattr(kernel.rows, "independent", False) and not kernel.integrator.needs_variance
     return 1 if white or "E" in word or word != word[::-1] else 2
@@ -126,18 +128,21 @@ def order(kernel: SGMCMC, minibatched: bool) -> int:
 def _check_batches(plates: Any) -> None:
     if not plates:
         raise ValueError(
-            'vary="batch_size": no plate is minibatched, so there is no noise of batches. Leave out vary=.'
+            'vary="batch_size": no plate is minibatched, so there is no minibatch noise. Leave vary= out.'
         )
     for name, plate in plates.items():
         if 2 * plate.batch_size >= plate.size:
             raise ValueError(
-                f'vary="batch_size": twice the {plate.batch_size} rows of plate {name!r} are all of its {plate.size}. '
-                "Compare with a run on all rows (batch_size=None)."
+                f'vary="batch_size": twice the batch_size {plate.batch_size} of plate {name!r} is not below its '
+                f"{plate.size} rows. Compare with a run on all rows (batch_size=None)."
             )
 
 
 def _share_of_noise(plates: Any) -> float:
-    """The noise of n rows over that which 2 n rows take away; of several plates that of the smallest share."""
+    """
+    The variance of the noise of n rows, over its reduction by 2 n rows; with several plates, for the one with the
+    smallest share of rows in a batch.
+    """
     share = min(plate.batch_size / plate.size for plate in plates.values())
     return 2 * (1 - share)
 

@@ -1,6 +1,6 @@
 """
-Lines of a summary from what a run has kept: what it has cost, and how far its chains have mixed. R-hat and the
-effective sample size tell of mixing alone.
+Lines of a summary from the fields that a run has kept: its cost, and how well its chains have mixed. R-hat and the
+effective sample size measure only mixing.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.tuning.tuner import Tuning
 from numpyro_sgmcmc.types import Thermostatted
 
-UNCERTAIN = 0.15  # a standard error that shows too little
+UNCERTAIN = 0.15  # a larger standard error is too large for a verdict
 VARIANCE = 0.1, 0.3  # a relative error: doubtful, wrong
 MIXED, APART = 1.1, 1.5  # R-hat
 FEW = 100  # effective draws
@@ -73,7 +73,7 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
             f"{late.mean():.3g}",
             f"<= {LONG:g}",
             "doubtful" if long_steps(jump, z.shape[-1]) else "ok",
-            f"the gradients, or the noise of their minibatches, widen the draws: {SMALLER}.",
+            f"the gradients, or their minibatch noise, increase the variance of the draws: {SMALLER}.",
         )
     if isinstance(kernel.dynamics, Thermostatted):
         lines["thermostat"] = _thermostat(mcmc, kernel, state)
@@ -81,14 +81,14 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
     with np.errstate(invalid="ignore"):
         R, n = r_hat(z), effective(z)
     worst, fewest = int(np.argmax(R)), int(np.argmin(n))
-    mixed = "longer chains, a larger steps_per_sample, or a start by init_params=find_mode(...); several modes perhaps"
+    mixed = "longer chains, a larger steps_per_sample, or init_params=find_mode(...); perhaps there are several modes"
     lines["r_hat"] = Line(
         "mixing (not correctness): R-hat",
         float(R[worst]),
         f"{R[worst]:.3f} at {names[worst]}",
         f"<= {MIXED}",
         graded(R[worst], MIXED, APART),
-        f"the chains are not in the same place: {mixed}.",
+        f"the chains are not in the same region: {mixed}.",
         {"where": names[worst]},
     )
     lines["ess"] = Line(
@@ -97,7 +97,7 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
         f"{n[fewest]:.0f} at {names[fewest]}",
         f">= {FEW}",
         "ok" if n[fewest] >= FEW else "doubtful",
-        f"averages are not known well: {mixed}.",
+        f"averages are not accurate: {mixed}.",
         {"where": names[fewest]},
     )
     return lines
@@ -121,11 +121,11 @@ def _refused(mcmc: MCMC, monitor: Any, z: np.ndarray) -> Line:
 
 def temperature_line(name: str, T: np.ndarray, coordinates: int | None = None, least: float = 0.0) -> Line:
     """
-    Off and not certain is doubtful, where the standard error is too large to see what matters.
+    A deviation from 1 that is not significant is doubtful only if the standard error is too large for a verdict.
 
-    :param T: whose mean should be 1, shape ``(chains, draws)``.
-    :param coordinates: of which T is the kinetic temperature.
-    :param least: that the standard error is at least.
+    :param T: temperatures, whose mean should be 1, shape ``(chains, draws)``.
+    :param coordinates: number of coordinates, if T is their kinetic temperature.
+    :param least: lower bound of the standard error.
     """
     mean, error = float(T.mean()), max(float(standard_error(T)), least)
     off = abs(mean - 1)
@@ -139,14 +139,14 @@ def temperature_line(name: str, T: np.ndarray, coordinates: int | None = None, l
         f"{mean:.3f} +- {error:.3f}",
         f"1 +- {VARIANCE[0]}",
         verdict,
-        f"the draws are too {'wide' if mean > 1 else 'narrow'} or have not arrived from a distant start: {SMALLER}, or "
-        "more warm-up.",
+        f"the draws are too {'wide' if mean > 1 else 'narrow'}, or the chains have not converged from a distant start: "
+        f"{SMALLER}, or more warm-up.",
         {"error": error},
     )
 
 
 def _thermostat(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState) -> Line:
-    """Mean thermostat less D: the heat of the gradient noise that it takes up, h s^2 / 2."""
+    """Mean thermostat minus D: the effect of the gradient noise that it balances, h s^2 / 2."""
     fields = mcmc.get_extra_fields(group_by_chain=True)
     kept = fields.get("thermostat", state.thermostat)
     leaves = [np.asarray(leaf, float).ravel() for leaf in (kept.values() if isinstance(kept, dict) else [kept])]
@@ -156,7 +156,7 @@ def _thermostat(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState) -> Line:
 
 
 def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
-    """What the warm-up of a kernel has found that was given no step size."""
+    """The results of the warm-up, for a kernel without a given step size."""
     if not isinstance(state.tuning, Tuning):
         return {}
     found = settings(mcmc)
@@ -173,8 +173,8 @@ def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
             f"z = {z:.1f}, R-hat = {worst['r_hat']:.2f}" if checked else "too short for one",
             f"z <= {limit}, R-hat <= {MIXED}" if checked else "",
             ("doubtful" if red else "ok") if checked else "",
-            "the posterior is perhaps bent by a hierarchy (centre groups of many rows, non-centre those of few), of "
-            "several modes, or num_warmup was too short.",
+            "perhaps the model is hierarchical (centre groups with many rows, non-centre those with few), the "
+            "posterior has several modes, or num_warmup was too small.",
             worst,
         ),
         "tuned_inflation": Line(

@@ -1,20 +1,20 @@
 r"""
-The stationary law of a kernel's step on a normal posterior: what step size and minibatch noise add to a variance.
+The stationary variance of a kernel on a normal posterior, with the effects of step size and minibatch noise.
 
 With :math:`\nabla U(y) = \lambda y` and gradient noise of variance :math:`s^2` a step of a word is affine,
 
 .. math:: u' = M u + B n + G e, \qquad \Sigma = M \Sigma M^T + B B^T + s^2 G G^T,
 
-where u is the position, the momentum if there is one, and the gradient that is carried to the next step if one is. M,
-B and G are taken from the kernel's own code. The inflation is :math:`\lambda \Sigma_{yy} - 1`.
+where u consists of the position, the momentum if there is one, and the gradient if it is carried to the next step. M,
+B and G are computed by the kernel's own code. The inflation is :math:`\lambda \Sigma_{yy} - 1`.
 
-Independent batches make e white. Within an epoch of E reshuffled batches their errors sum to zero,
+For independent batches e is white noise. Within an epoch of E reshuffled batches the errors sum to zero,
 :math:`\mathrm{Cov}(e_t, e_{t'}) = s^2 \frac{E}{E - 1} (\delta_{tt'} - 1/E)`, so the variance that they add is
 
 .. math:: \frac{E}{E-1} \left(\Sigma_{white} - \Sigma_{epoch} / E\right),
 
-where :math:`\Sigma_{epoch}` is that of noise which is constant within an epoch and independent between epochs, averaged
-over the steps of an epoch.
+where :math:`\Sigma_{epoch}` is the variance for noise that is constant within an epoch and independent between epochs,
+averaged over the steps of an epoch.
 """
 
 from dataclasses import replace
@@ -28,17 +28,17 @@ import numpy as np
 from numpyro_sgmcmc.types import Dynamics, Evaluation, Integrator
 from numpyro_sgmcmc.utils import noise
 
-TRIES = 8  # steps for each draw of noise, of which B is found by least squares
-PLACES = 16  # steps of an epoch that are averaged
+TRIES = 8  # steps per draw of noise from which B is found by least squares
+PLACES = 16  # number of steps of an epoch over which the variance is averaged
 
 
 class Law(NamedTuple):
     """
-    Of each mode, shape ``(d,)``.
+    Arrays by mode, shape ``(d,)``.
 
     - **step** - relative error of the variance without gradient noise.
-    - **noise** - what gradient noise adds to the variance, relative to the posterior's.
-    - **radius** - of the eigenvalues of M: at 1 the step is no longer stable.
+    - **noise** - variance that gradient noise adds, relative to that of the posterior.
+    - **radius** - spectral radius of M: the step is stable if it is below 1.
     """
 
     step: np.ndarray
@@ -58,12 +58,12 @@ def linear_law(
     epoch: float = 1.0,
 ) -> Law:
     """
-    :param h: step size, of a dynamics of unit mass.
+    :param h: step size, for unit mass.
     :param curvature: :math:`\\lambda > 0` of each mode, shape ``(d,)``.
-    :param variance: s^2 of the gradient noise of each mode, likewise.
-    :param thermostat: the mean of the thermostat, or of each; ``()`` for a dynamics without.
-    :param known: the variance that the dynamics has been informed of (NOGIN), like ``variance``.
-    :param epoch: batches of an epoch of reshuffled rows; 1: independent batches.
+    :param variance: variance s^2 of the gradient noise of each mode, shape ``(d,)``.
+    :param thermostat: the mean of the thermostat, or of each; ``()`` for a dynamics without thermostats.
+    :param known: the variance that ``Dynamics.informed`` has set (NOGIN), like ``variance``.
+    :param epoch: batches per epoch of reshuffled rows; 1: independent batches.
     """
     with jax.enable_x64(True):
         maps = _maps(dynamics, integrator, h, np.asarray(curvature, float), thermostat, known)
@@ -81,7 +81,7 @@ def linear_law(
 
 
 class _Frozen:
-    """A dynamics whose thermostats stay where they are: of their own flow only the mean matters here."""
+    """A dynamics with constant thermostats: only their mean matters here."""
 
     def __init__(self, dynamics: Any):
         self.dynamics = dynamics
@@ -123,7 +123,7 @@ def _maps(dynamics: Any, integrator: Any, h: float, curvature: np.ndarray, therm
     G = jax.jvp(lambda e: mean(rest, e), (zero,), (jnp.ones(d),))[1].T
     draws = sum(integrator.flows[letter].needs_noise for letter in integrator.word)
     keys = random.split(key, TRIES * draws)
-    tried = jnp.stack([step(rest, zero, k) for k in keys])  # what the noise alone does
+    tried = jnp.stack([step(rest, zero, k) for k in keys])  # the effect of the noise alone
     each = [[k] if draws == 1 else list(random.split(k, draws)) for k in keys]
     used = jnp.stack([jnp.stack([noise.normal_like(k, zero) for k in row]) for row in each])
     B = jax.vmap(lambda a, b: jnp.linalg.lstsq(a, b)[0].T, (2, 2))(used, tried)
@@ -138,7 +138,7 @@ def _stationary(M: np.ndarray, Q: np.ndarray) -> np.ndarray:
 
 
 def _of_epochs(M: np.ndarray, G: np.ndarray, epoch: int) -> np.ndarray:
-    """The variance by unit noise that is constant within an epoch, averaged over the steps of an epoch."""
+    """The variance from unit noise that is constant within an epoch, averaged over the steps of an epoch."""
     identity = np.eye(M.shape[-1])
 
     def after(steps):

@@ -1,6 +1,6 @@
 """
-Pictures of diagnostics. Each function takes what a diagnostic returns, draws it on matplotlib's axes and returns them;
-without axes it makes some. Matplotlib is an extra: ``pip install "numpyro_sgmcmc[examples]"``.
+Plots of diagnostics. Each function takes the result of a diagnostic, draws it on Matplotlib axes and returns them; by
+default it makes new axes. Matplotlib is an extra: ``pip install "numpyro_sgmcmc[examples]"``.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from numpyro_sgmcmc.diagnostics.draws import (
 from numpyro_sgmcmc.diagnostics.predicted import gradient_pairs
 from numpyro_sgmcmc.diagnostics.table import Summary
 
-RIGHT, WRONG, GREY = "#009E73", "#D55E00", "#999999"  # of Okabe & Ito, which colour-blind readers can tell apart
+RIGHT, WRONG, GREY = "#009E73", "#D55E00", "#999999"  # from the colour-blind-safe palette of Okabe & Ito
 COLOURS = {"ok": RIGHT, "doubtful": "#E69F00", "wrong": WRONG, "": GREY}
 
 
@@ -30,18 +30,19 @@ def _axes(ax: Any, rows: int = 1) -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "numpyro_sgmcmc[examples]"') from error
+        raise ImportError('plots need matplotlib: pip install "numpyro_sgmcmc[examples]"') from error
     _, ax = plt.subplots(rows, 1, squeeze=False, sharex=True, figsize=(6.4, 2.0 * rows + 2.0), layout="constrained")
     return ax[0, 0] if rows == 1 else ax[:, 0]
 
 
 def plot_step_halving(found: Summary, ax: Any = None, of: str = "sd") -> Any:
     """
-    A mean or an sd against the step size, in units of its value at h: at h, at h / 2, and extrapolated to 0.
+    The change of a mean or an sd from its value at h, in sds, against the step size: at h, at h / 2, and extrapolated
+    to 0.
 
-    :param found: by :func:`~numpyro_sgmcmc.step_halving`.
+    :param found: result of :func:`~numpyro_sgmcmc.step_halving`.
     :param ax: axes, or None.
-    :param str of: ``"mean"`` (less that at h, in sds) or ``"sd"`` (over that at h).
+    :param str of: ``"mean"`` or ``"sd"``.
     """
     if of not in ("mean", "sd"):
         raise ValueError(f"of={of!r} must be 'mean' or 'sd'.")
@@ -63,14 +64,14 @@ def plot_step_halving(found: Summary, ax: Any = None, of: str = "sd") -> Any:
 
 def plot_temperatures(found: Summary, ax: Any = None) -> Any:
     """
-    The configurational temperature of each site, and the kinetic one, against 1.
+    The configurational temperature of each site, and the kinetic temperature, compared with 1.
 
-    :param found: by ``summary(mcmc, *model_args)``, with the data.
+    :param found: result of ``summary(mcmc, *model_args)``, with the data.
     :param ax: axes, or None.
-    :raises ValueError: a summary without the data.
+    :raises ValueError: for a summary without the data.
     """
     if "configurational_temperature" not in found:
-        raise ValueError("found has no configurational temperature: hand in the data, summary(mcmc, *model_args).")
+        raise ValueError("found has no configurational temperature. Give summary the data: summary(mcmc, *model_args).")
     ax = _axes(ax)
     by_site = dict(found["configurational_temperature"]["by_site"])
     if "kinetic_temperature" in found:
@@ -86,7 +87,7 @@ def plot_temperatures(found: Summary, ax: Any = None) -> Any:
 
 def plot_trace(mcmc: MCMC, site: str, axes: Any = None) -> Any:
     """
-    The draws of a site with the step size, and the thermostats where the run has collected them
+    The draws of a site with the step size, and the thermostats if the run has collected them
     (``extra_fields=("thermostat",)``).
 
     :param mcmc: an MCMC that has run a kernel of this package.
@@ -96,7 +97,7 @@ def plot_trace(mcmc: MCMC, site: str, axes: Any = None) -> Any:
     checked_run(mcmc, "plot_trace")
     draws = latent_draws(mcmc)
     if site not in draws:
-        raise ValueError(f"site={site!r}: the latent sites of the run are {', '.join(map(repr, draws))}.")
+        raise ValueError(f"site={site!r} must be a latent site of the run: {', '.join(map(repr, draws))}.")
     fields = mcmc.get_extra_fields(group_by_chain=True)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(fields.get("thermostat", ()))]
     axes = _axes(axes, 3 if leaves else 2)
@@ -118,9 +119,9 @@ def plot_noise_spectrum(mcmc: MCMC, *model_args: Any, ax: Any = None, pairs: int
     Eigenvalues of the covariance of the kernel's gradient noise, in coordinates where the draws have unit variance.
 
     :param mcmc: an MCMC that has run a kernel of this package.
-    :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.
+    :param model_args: arguments of the model; none: those of ``mcmc.run``.
     :param ax: axes, or None.
-    :param int pairs: of minibatches; as many eigenvalues at most are seen.
+    :param int pairs: number of pairs of minibatches, and maximal number of eigenvalues.
     """
     kernel, state = checked_run(mcmc, "plot_noise_spectrum")
     args, kwargs = arguments_of(mcmc, model_args, model_kwargs)
@@ -130,15 +131,15 @@ def plot_noise_spectrum(mcmc: MCMC, *model_args: Any, ax: Any = None, pairs: int
     ax = _axes(ax)
     ax.semilogy(np.arange(1, len(values) + 1), np.maximum(values, 1e-30), "o-", ms=3, color=RIGHT)
     ax.set_xlabel("eigenvalue")
-    ax.set_ylabel("variance of the gradient's noise")
+    ax.set_ylabel("variance of the gradient noise")
     return ax
 
 
 def plot_coupling(found: Coupled, ax: Any = None) -> Any:
     """
-    The distance of the coupled chains, draw by draw.
+    The distance between the coupled chains at each draw.
 
-    :param found: by :func:`~numpyro_sgmcmc.couple`.
+    :param found: result of :func:`~numpyro_sgmcmc.couple`.
     :param ax: axes, or None.
     """
     ax = _axes(ax)
@@ -155,7 +156,7 @@ def plot_compare(found: Summary, ax: Any = None) -> Any:
     """
     Errors of means against errors of sds, with their standard errors.
 
-    :param found: by :func:`~numpyro_sgmcmc.compare`.
+    :param found: result of :func:`~numpyro_sgmcmc.compare`.
     :param ax: axes, or None.
     """
     ax = _axes(ax)

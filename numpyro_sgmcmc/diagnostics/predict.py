@@ -4,8 +4,8 @@ Predictions as running averages over draws,
 .. math:: \bar y_i = \frac{1}{L} \sum_l E[y_i \mid z_l], \qquad
     \log p(y_i) = \log \frac{1}{L} \sum_l p(y_i \mid z_l),
 
-of chunks of rows, one draw after the other: memory for the averages, for a chunk and for one draw, where
-:class:`~numpyro.infer.Predictive` holds a number for each row and draw.
+computed for chunks of rows, one draw after the other. This needs memory for the averages, one chunk and one draw, while
+:class:`~numpyro.infer.Predictive` stores a number for each row and draw.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 
 class Predictions(NamedTuple):
     """
-    - **mean** - by site the mean of its predictive law, of the shape of the site; of a categorical site its
-      probabilities, with the categories last.
-    - **log_density** - by observed site the log of its predictive density, for each row.
+    - **mean** - site -> mean of its predictive distribution, with the shape of the site; for a categorical site its
+      probabilities, with the categories along the last axis.
+    - **log_density** - observed site -> log of its predictive density, for each row.
     - **function** - the average of ``function``, or ``()``.
-    - **count** - draws that are averaged.
+    - **count** - number of draws that are averaged.
     """
 
     mean: dict[str, np.ndarray]
@@ -50,23 +50,23 @@ def predict(
     """
     Predictions for some data, averaged over the draws of a run: means, densities, and any function of the draws.
 
-    Draws of decreasing steps are weighted by :func:`~numpyro_sgmcmc.weights`, and those of the exploration of a cycle
-    are left out. Sites that the draws do not have, and that others depend on, are drawn anew for each draw.
+    With decreasing steps the draws are weighted by :func:`~numpyro_sgmcmc.weights`, and those from the exploration of a
+    cycle are left out. Sites that are not among the draws, but that others depend on, are drawn for each draw.
 
     To predict during sampling without keeping the draws, alternate: run some draws, call ``predict(...,
     so_far=found)``, and continue the run from ``mcmc.last_state``.
 
-    :param draws: an :class:`~numpyro.infer.MCMC` that has run, of whatever kernel; or ``(model, draws)`` with
-        constrained draws by site, shape ``(draws, ...)``, as ``mcmc.get_samples()`` has them.
+    :param draws: an :class:`~numpyro.infer.MCMC` that has run, with any kernel; or ``(model, draws)`` with
+        constrained draws by site, shape ``(draws, ...)``, as returned by ``mcmc.get_samples()``.
     :param args: arguments of the model: data to predict, with observations for their density, or without.
-    :param function: a function of one draw, a dict of constrained values; any pytree of arrays.
-    :param so_far: what earlier calls have returned for other draws and the same data.
-    :param model_args: arguments of the model, in place of ``args``.
+    :param function: a function of one draw, a dict of constrained values, that returns any pytree of arrays.
+    :param so_far: the result of earlier calls for other draws and the same data.
+    :param model_args: arguments of the model, instead of ``args``.
     :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
     :param kwargs: more keyword arguments of the model.
-    :raises TypeError: ``draws`` is neither of both.
-    :raises ValueError: a run without draws; ``so_far`` of other data; a model that does not index its data by the rows
-        of its plate.
+    :raises TypeError: if ``draws`` is neither of these.
+    :raises ValueError: for a run without draws; ``so_far`` of other data; a model that does not index its data by the
+        rows of its plate.
 
     **Example**
 
@@ -115,10 +115,10 @@ def predict(
 
 
 def _draws_of(draws: Any) -> tuple[Any, dict[str, jax.Array], np.ndarray]:
-    """Model, constrained draws with the chains one after the other, and their weights."""
+    """The model, the constrained draws of all chains along one axis, and their weights."""
     if isinstance(draws, MCMC):
         if draws.last_state is None:
-            raise ValueError("predict(mcmc, *args) averages the draws of a run: call mcmc.run(...) first.")
+            raise ValueError("predict(mcmc, *args) needs the draws of a run: call mcmc.run(...) first.")
         values = draws.get_samples()
         count = len(jax.tree.leaves(values)[0])
         ours = isinstance(draws.sampler, SGMCMC)
@@ -127,11 +127,11 @@ def _draws_of(draws: Any) -> tuple[Any, dict[str, jax.Array], np.ndarray]:
         model, values = draws
         lengths = {name: np.shape(x)[:1] for name, x in values.items()}
         if len(set(lengths.values())) != 1 or () in lengths.values():
-            raise ValueError(f"the draws need one axis in front that all sites share; their lengths are {lengths}.")
+            raise ValueError(f"the first axis of the draws must be equally long at all sites; it is {lengths}.")
         values = {name: jnp.asarray(x) for name, x in values.items()}
         return model, values, np.ones(next(iter(lengths.values())))
     raise TypeError(
-        f"predict({type(draws).__name__}, ...): give a numpyro.infer.MCMC that has run, or (model, draws) with a dict "
+        f"predict({type(draws).__name__}, ...) needs a numpyro.infer.MCMC that has run, or (model, draws) with a dict "
         "of draws by site."
     )
 
@@ -152,10 +152,10 @@ def _average(function: Callable, values: dict[str, jax.Array], weight: np.ndarra
 
 
 def _together(a: Predictions, b: Predictions) -> Predictions:
-    """Of two sets of draws."""
+    """The predictions from two sets of draws together."""
     shapes = [jax.tree.map(np.shape, found[:3]) for found in (a, b)]
     if jax.tree.structure(a[:3]) != jax.tree.structure(b[:3]) or shapes[0] != shapes[1]:
-        raise ValueError("so_far= holds predictions of other data, sites or functions than these.")
+        raise ValueError("so_far= has predictions for other data, sites or functions. Give those for the same ones.")
     total = a.count + b.count
     share = a.count / total, b.count / total
     both = lambda x, y: share[0] * x + share[1] * y  # noqa: E731

@@ -1,13 +1,14 @@
 r"""
-The inflation of the variance that a kernel's step size and minibatches predict for the posterior that it has sampled.
+The predicted inflation of the variance by a kernel's step size and minibatches, for the posterior that it has sampled.
 
-The posterior is taken for normal, with the precision that the draws and their gradients show together,
+The posterior is approximated by a normal, whose precision is estimated from the draws and their gradients,
 
 .. math:: \Lambda = \Sigma^{-1} E[(z - m) \nabla U^T],
 
-which is right also where the draws are too wide or too narrow. In the coordinates of the dynamics, where the mass is 1,
-its eigenvectors are the modes; each has its curvature, and its share of the noise of the kernel's gradient, half the
-difference of two minibatches squared. :mod:`~numpyro_sgmcmc.diagnostics.linear_law` says how wide each mode comes out.
+which is correct even if the draws are too wide or too narrow. In the coordinates of the dynamics, where the mass is 1,
+its eigenvectors are the modes. Each mode has its curvature and its variance of the gradient noise, estimated by half
+the squared difference of two minibatch gradients. :mod:`~numpyro_sgmcmc.diagnostics.linear_law` computes the variance
+of each mode.
 """
 
 from collections.abc import Mapping
@@ -30,22 +31,23 @@ from numpyro_sgmcmc.model.coordinates import LowRank, raveled
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
 from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
 
-PAIRS, FEWEST = 1000, 200  # of minibatches, and for many coordinates
-NUMBERS = 2**25  # that the pairs take together
-DENSE = 300  # coordinates beyond which each is its own mode
-LONGER = 1.25  # a step so much larger should still be stable
+PAIRS, FEWEST = 1000, 200  # pairs of minibatches, at most, and at least for many coordinates
+NUMBERS = 2**25  # numbers that all pairs may take together
+DENSE = 300  # with more coordinates, each is its own mode
+LONGER = 1.25  # a step size larger by this factor should still be stable
 
 
 class Prediction(NamedTuple):
     """
-    By coordinate of z, shape ``(d,)``, but for the last two.
+    Arrays by coordinate of z, shape ``(d,)``, except the last two.
 
-    - **noise** - inflation of the variance by minibatch noise; **noise_error** - its standard error, by the number of
-      pairs: with NOGIN the inflation is a small difference of what is put in and what is taken out.
-    - **step** - by the step size.
-    - **variance** - s^2 of the kernel's gradient.
-    - **stable** - 2: the step is stable, 1: at 1.25 times its size it would not be, 0: it is not.
-    - **rescale** - what takes the inflation back, for z less its mean: a matrix or a diagonal.
+    - **noise** - inflation of the variance by minibatch noise.
+    - **noise_error** - its standard error for this number of pairs: with NOGIN the inflation is a small difference of
+      the added and the subtracted noise.
+    - **step** - inflation of the variance by the step size.
+    - **variance** - variance s^2 of the kernel's gradient.
+    - **stable** - 2: the step size is stable, 1: it is, but 1.25 times the step size would not be, 0: it is not.
+    - **rescale** - the matrix or diagonal that removes the inflation, for z minus its mean.
     """
 
     noise: np.ndarray
@@ -66,8 +68,9 @@ def gradient_pairs(
     pairs: int | None = None,
 ) -> np.ndarray:
     """
-    (g_1 - g_2) / sqrt(2) of fresh minibatches, by the kernel's own estimator at draws of the run, shape ``(pairs, d)``.
-    What an estimator remembers belongs to the last state; for one that moves it is looked at there.
+    (g_1 - g_2) / sqrt(2) for pairs of new minibatches, by the kernel's own estimator, shape ``(pairs, d)``. Estimators
+    whose state does not change are evaluated at draws of the run, others at the last position, where their state
+    belongs.
     """
     states = states_of(kernel, state)
     if pairs is None:
@@ -105,9 +108,9 @@ def predicted(
     kernel: SGMCMC, state: SGMCMCState, draws: Draws, gradients: np.ndarray, pairs: np.ndarray, epoch: float
 ) -> Prediction | None:
     """
-    :param gradients: at the draws, shape ``(chains, draws, d)``.
+    :param gradients: gradients at the draws, shape ``(chains, draws, d)``.
     :param pairs: see :func:`gradient_pairs`.
-    :param epoch: batches of an epoch of reshuffled rows; 1: independent batches.
+    :param epoch: batches per epoch of reshuffled rows; 1: independent batches.
     :return: None for an integrator that is not a word, for noise that is not normal, and with a ``skew``, which couples
         the modes.
     """
@@ -152,14 +155,14 @@ def predicted(
 
 
 def epoch_of(kernel: SGMCMC, potential: Potential) -> float:
-    """Batches of an epoch of reshuffled rows; 1 for independent ones. Of several plates the shortest."""
+    """Batches per epoch of reshuffled rows, 1 for independent batches; with several plates, the shortest epoch."""
     if getattr(kernel.rows, "independent", False) or not potential.plates:
         return 1.0
     return min(plate.size // plate.batch_size for plate in potential.plates.values())
 
 
 def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
-    """The thermostats that balance noise of this variance; ``()`` for a dynamics without."""
+    """The thermostats that balance noise of this variance; ``()`` for a dynamics without thermostats."""
     if not isinstance(dynamics, Thermostatted):
         return ()
     part: Any = dynamics
@@ -168,7 +171,7 @@ def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
 
 
 def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> np.ndarray:
-    """L of z = c + L y, where y moves with unit mass: a matrix or a diagonal."""
+    """L in z = c + L y, where y has unit mass: a matrix or a diagonal."""
     if kernel._chain.tuned:
         coordinates = state.tuning.coordinates
         if isinstance(coordinates, LowRank):  # a diagonal with the same widths: a matrix would be too large
@@ -183,7 +186,7 @@ def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> n
 
 
 def _modes(y: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Curvatures, and the modes they belong to; None for the coordinates themselves."""
+    """Curvatures, and their modes; None: the modes are the coordinates themselves."""
     n, d = y.shape
     variance = np.maximum(y.var(0), 1e-300)
     plain = 1 / variance

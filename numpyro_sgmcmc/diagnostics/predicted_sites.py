@@ -1,4 +1,4 @@
-"""What a model predicts for each row by each draw, summed over the draws, in chunks of rows."""
+"""A model's predictions for each row, summed over the draws, in chunks of rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ from numpyro_sgmcmc.types import Plate
 
 
 class PredictedSites:
-    """The sites that a model predicts, and the rows to go through."""
+    """The sites that a model predicts, and the rows for which it predicts them."""
 
     def __init__(self, model: Any, values: Mapping[str, jax.Array], args: tuple, kwargs: Mapping[str, Any]):
         self.model = model
-        self.sums = on_data(self._sums, args, kwargs)  # of latents, rows and weights
+        self.sums = on_data(self._sums, args, kwargs)  # a function of latents, rows and weights
         self.latents: tuple[str, ...] = ()
         self.axes: dict[str, dict[str, int]] = {"mean": {}, "log": {}}
         self.plate, self.size, self.length = "", 0, 0
@@ -29,7 +29,7 @@ class PredictedSites:
         on_data(lambda args, kwargs: self._look(one, args, kwargs), args, kwargs)()
 
     def _look(self, values: dict, args: tuple, kwargs: dict) -> jax.Array:
-        """Latents, the plate whose rows are gone through, and how many at once."""
+        """Finds the latents, the plate whose rows are split into chunks, and the length of a chunk."""
         handler = minibatch(self.model)
         trace = self._trace(handler, values, args, kwargs)
         samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
@@ -57,7 +57,7 @@ class PredictedSites:
         return handlers.trace(given).get_trace(*args, **kwargs)
 
     def chunks(self) -> list[tuple[dict, int]]:
-        """Rows of each chunk, all of one length, and how many of them count."""
+        """The rows of each chunk, all of the same length, and how many of them are not padding."""
         if not self.plate:
             return [({}, 0)]
         numbers = np.arange(self.size, dtype=np.int32)
@@ -66,7 +66,7 @@ class PredictedSites:
         return [({self.plate: jnp.asarray(np.resize(part, length))}, len(part)) for part in parts]
 
     def _sums(self, args, kwargs, values, rows, weight):
-        """Weighted sum of the means, and log of that of the densities."""
+        """The weighted sum of the means, and the log of the weighted sum of the densities."""
 
         def add(sums, draw):
             number, value, w = draw
@@ -83,7 +83,7 @@ class PredictedSites:
         return lax.scan(add, (zero, none), (numbers, values, weight))[0]
 
     def _of_one(self, values, rows, args, kwargs, rng_key):
-        """Means of the sites that one draw predicts, and log densities of those that are observed."""
+        """The predicted means of all sites for one draw, and the log densities of the observed ones."""
         means, logs = {}, {}
         for name, site in self._trace(minibatch(self.model, rows), values, args, kwargs, rng_key).items():
             if site["type"] != "sample" or name in self.latents or isinstance(site["fn"], dist.Unit):
@@ -101,21 +101,21 @@ class PredictedSites:
                     self.axes[what][name] = axis
                     if rows and value.shape[axis] != len(rows[self.plate]):
                         raise ValueError(
-                            f"site {name!r} has {value.shape[axis]} rows where {len(rows[self.plate])} of plate "
-                            f"{self.plate!r} are asked for: index the data by the rows that the plate hands out, "
+                            f"site {name!r} has {value.shape[axis]} rows instead of {len(rows[self.plate])} of plate "
+                            f"{self.plate!r}. Index the data by the rows of the plate, "
                             "`with numpyro.plate(...) as rows: ... x[rows]`."
                         )
         return means, logs
 
     def cut(self, sums: tuple, length: int) -> tuple:
-        """Without the rows that fill the last chunk."""
+        """The sums without the rows that pad the last chunk."""
         return tuple(
             {name: np.take(x, np.arange(length), axes[name]) if name in axes else x for name, x in part.items()}
             for part, axes in zip(sums, self.axes.values())
         )
 
     def joined(self, parts: list[tuple]) -> tuple:
-        """All rows in order."""
+        """The sums of all rows in order."""
         return tuple(
             {
                 name: np.concatenate([part[k][name] for part in parts], axes[name]) if name in axes else x
@@ -126,7 +126,7 @@ class PredictedSites:
 
 
 def _mean(fn: Any) -> jax.Array | None:
-    """Of a law; probabilities of a categorical one; None where it is not known."""
+    """The mean of a distribution, or the probabilities of a categorical one; None if it is not known."""
     base = fn
     while hasattr(base, "base_dist"):
         base = base.base_dist

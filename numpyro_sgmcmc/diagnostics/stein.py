@@ -1,5 +1,5 @@
 r"""
-``kernel_stein_discrepancy``: the distance between the draws and the posterior, by its score alone.
+``kernel_stein_discrepancy``: the distance between the draws and the posterior, which needs only its score.
 
 .. math::
     \mathrm{KSD}^2 = E\big[k_0(z, z')\big], \qquad
@@ -13,9 +13,10 @@ theorem 8), in coordinates where the draws have unit covariance, :math:`\ell^2 =
     k_0 = \frac{s^T s'}{q^{1/2}} + \frac{(s - s')^T (z - z')}{\ell^2 q^{3/2}}
         + \frac{d}{\ell^2 q^{3/2}} - \frac{3 |z - z'|^2}{\ell^4 q^{5/2}} .
 
-Pairs of different draws alone (the U-statistic), each with its own minibatch, make the estimate unbiased under noisy
-gradients too. Its standard error is that of its Hoeffding projection :math:`2\, E[k_0(z_i, \cdot)]`, with the
-autocorrelation counted; where the draws are those of the posterior that vanishes, and what is left is of order 1 / n.
+The estimate uses only pairs of different draws (the U-statistic), each draw with its own minibatch, so it is unbiased
+also with noisy gradients. Its standard error is that of its Hoeffding projection :math:`2\, E[k_0(z_i, \cdot)]`,
+including the autocorrelation. If the draws are from the posterior, the projection vanishes, and the remainder is of
+order 1 / n.
 """
 
 from functools import partial
@@ -32,10 +33,10 @@ from numpyro_sgmcmc.diagnostics.monte_carlo import effective, standard_error
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Line, Summary, graded
 
-CHUNK = 256  # draws whose kernels with all others are held at once
-DENSE = 300  # coordinates beyond which only scales are made equal
-CERTAIN = 4.0  # standard errors
-CLOSE, FAR = 0.1, 0.3  # KSD^2, for scores of unit variance a coordinate: some .1 sd and .3 sd of shift
+CHUNK = 256  # number of draws whose kernels with all others are in memory at once
+DENSE = 300  # with more coordinates, only their scales are standardised
+CERTAIN = 4.0  # standard errors of a significant discrepancy
+CLOSE, FAR = 0.1, 0.3  # KSD^2, for scores with unit variance per coordinate: shifts of about .1 sd and .3 sd
 
 
 def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model_kwargs: Any) -> Summary:
@@ -47,12 +48,12 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
     draw.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.
-    :param int max_draws: draws that are looked at, over all chains.
+    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param int max_draws: maximal number of draws that are used, over all chains.
     :param model_kwargs: keyword arguments of the model.
-    :return: a mapping with the line ``"ksd"``: ``value``, the root of :math:`\mathrm{KSD}^2` over d, where that is
-        positive; ``squared``, over d, and its ``error``.
-    :raises ValueError: no run yet.
+    :return: a mapping with the line ``"ksd"``: ``value``, the root of :math:`\mathrm{KSD}^2 / d`, or 0 if that is
+        negative; ``squared``, :math:`\mathrm{KSD}^2 / d`, and its ``error``.
+    :raises ValueError: if there was no run yet.
 
     **References:**
 
@@ -98,15 +99,15 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
         f"{root:.3f}, squared {squared:.4f} +- {error + at_least:.4f}",
         f"squared <= {CLOSE}, or not certain",
         verdict,
-        "the draws are not those of the posterior: see summary(mcmc, *model_args) for what is wrong. Where the error "
-        "is large: more draws, or larger batches.",
+        "the draws are not from the posterior: see summary(mcmc, *model_args) for the cause. If the error is large: "
+        "more draws, or larger batches.",
         {"squared": squared, "error": error + at_least, "draws": len(draws.flat)},
     )
     return Summary("Distance of the draws to the posterior", {"ksd": line})
 
 
 def _whitened(z: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of unit covariance, and their scores in the same coordinates."""
+    """Draws with unit covariance, and their scores in the same coordinates."""
     away = z - z.mean((0, 1))
     sd = np.maximum(away.std((0, 1)), 1e-300)
     x, s = away / sd, score * sd
@@ -120,9 +121,10 @@ def _whitened(z: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def discrepancy(z: np.ndarray, score: np.ndarray) -> tuple[float, float, float]:
     """
-    KSD^2 / d, the standard error of its projection, and the size of what is left where that vanishes.
+    KSD^2 / d, the standard error of its projection, and the size of the remainder.
 
-    :param z: shape ``(chains, draws, d)``; **score** - likewise, unbiased and independent between draws.
+    :param z: draws, shape ``(chains, draws, d)``.
+    :param score: unbiased estimates of their scores, of the same shape, independent between draws.
     """
     chains, kept, d = z.shape
     n = chains * kept
@@ -130,7 +132,7 @@ def discrepancy(z: np.ndarray, score: np.ndarray) -> tuple[float, float, float]:
     sums, squares = (np.asarray(a, float) for a in _rows(flat, scores))
     rows = sums / (n - 1)
     value = rows.mean()
-    # draws that follow each other closely count for less
+    # correlated draws count for less
     ess = float(np.min(effective(z)))
     rest = np.sqrt(2 * squares.sum() / n / (n - 1)) / ess
     return value / d, float(2 * standard_error(rows.reshape(chains, kept)) / d), float(rest / d)
@@ -138,7 +140,7 @@ def discrepancy(z: np.ndarray, score: np.ndarray) -> tuple[float, float, float]:
 
 @jax.jit
 def _rows(z: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """For each draw the sum of the kernel, and of its square, over all others, a chunk at a time."""
+    """For each draw, the sums of the kernel and of its square over all other draws, in chunks."""
     d = z.shape[1]
     width = float(d)
     product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -1,9 +1,9 @@
 r"""
-``to_arviz``: what ``az.from_numpyro`` makes of a run, and what it cannot know.
+``to_arviz``: the result of ``az.from_numpyro`` for a run, with additional fields and attributes.
 
-Per draw, the weight :math:`w_l = h_l / \sum_k h_k` of :func:`~numpyro_sgmcmc.weights`, the kinetic temperature and the
-thermostats; as attributes the kernel's settings, the versions and the verdicts, so that a saved netCDF file says how it
-was made; and the log-likelihood :math:`\log p(y_i \mid z_l)`, in chunks of rows, or of some rows only.
+Per draw, it adds the weight :math:`w_l = h_l / \sum_k h_k` of :func:`~numpyro_sgmcmc.weights`, the kinetic temperature
+and the thermostats; as attributes, the kernel's settings, the versions and the verdicts, so that a saved netCDF file
+documents how it was made; and the log-likelihood :math:`\log p(y_i \mid z_l)`, in chunks of rows, or of some rows only.
 """
 
 from collections.abc import Mapping
@@ -39,21 +39,22 @@ def to_arviz(
     r"""
     ArviZ's ``InferenceData`` (0.23) or ``DataTree`` (1.x) of a run.
 
-    Beyond ``az.from_numpyro`` the group ``sample_stats`` has ``weight``, ``temperature``, ``refused`` (steps refused in
-    a row) and, if they were collected, ``thermostat`` of each site. The attributes of ``posterior`` are ``settings``,
-    ``versions`` and ``verdicts`` as JSON, and ``verdict``, that of :func:`~numpyro_sgmcmc.summary`.
+    In addition to ``az.from_numpyro``, the group ``sample_stats`` has ``weight``, ``temperature``, ``refused`` (steps
+    refused in a row) and, if it was collected, the ``thermostat`` of each site. The attributes of ``posterior`` are
+    ``settings``, ``versions`` and ``verdicts`` as JSON, and ``verdict`` of :func:`~numpyro_sgmcmc.summary`.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model, for a summary with the data; none: the verdict is that of what the run
-        has kept.
-    :param log_likelihood: True: of all rows, evaluated in chunks, ``chains * draws * N`` numbers; a whole number: of so
-        many rows, drawn without replacement, whose numbers are the coordinate of the plate. ``az.loo`` of k of N rows
-        times N / k estimates that of all; ``az.loo_subsample`` takes the log-likelihood of all rows.
-    :param correction: draws of :func:`~numpyro_sgmcmc.corrected` in place of those of the run. What was done to them is
-        the attribute ``correction``.
-    :param int seed: of the rows that are drawn.
+    :param model_args: arguments of the model, for a summary with the data; none: the verdict uses only the fields that
+        the run has kept.
+    :param log_likelihood: True: the log-likelihood of all rows, evaluated in chunks, ``chains * draws * N`` numbers. An
+        integer k: that of k rows, drawn without replacement, whose numbers are the coordinate of the plate. ``az.loo``
+        of k of N rows times N / k estimates that of all rows; ``az.loo_subsample`` needs the log-likelihood of all
+        rows.
+    :param correction: draws of :func:`~numpyro_sgmcmc.corrected`, instead of those of the run. The attribute
+        ``correction`` describes them.
+    :param int seed: seed for the choice of rows.
     :param model_kwargs: keyword arguments of the model.
-    :raises ValueError: no run yet; a log-likelihood of more rows than there are.
+    :raises ValueError: if there was no run yet, or the log-likelihood of more rows than there are is requested.
 
     **Example**
 
@@ -93,7 +94,7 @@ def to_arviz(
     }
     if correction is not None:
         if not isinstance(correction, Corrected):
-            raise TypeError(f"correction={type(correction).__name__}: give corrected(mcmc, ...).")
+            raise TypeError(f"correction= must be the result of corrected(mcmc, ...), not {type(correction).__name__}.")
         attributes["correction"] = correction.done
     posterior = _dataset(idata, "posterior")
     for site, draws in (correction or {}).items():
@@ -163,7 +164,7 @@ def _settings(mcmc: MCMC, kernel: SGMCMC) -> dict[str, Any]:
 
 
 def _options(part: Any) -> dict[str, Any]:
-    """The name of a part and its options, but for arrays."""
+    """The name of a part and its options, except arrays."""
     options = {field.name: getattr(part, field.name) for field in fields(part)} if is_dataclass(part) else {}
     plain = {key: value for key, value in options.items() if isinstance(value, (int, float, str, bool))}
     return {"name": type(part).__name__} | plain

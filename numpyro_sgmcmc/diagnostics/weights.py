@@ -1,14 +1,13 @@
 r"""
-Averages over draws of a chain with decreasing steps: each draw counts for the time it stands for (Chen, Ding & Carin
-2015, section 3.3),
+Averages over draws of a chain with decreasing steps, weighted by the step sizes (Chen, Ding & Carin 2015, section 3.3),
 
 .. math:: \hat\phi = \sum_l w_l\, \phi(z_l), \qquad w_l = h_l \Big/ \sum_k h_k.
 
-With :math:`h_l \propto l^{-\alpha}` and an integrator of order K the bias of the weighted average falls as
+With :math:`h_l \propto l^{-\alpha}` and an integrator of order K the bias of the weighted average decreases as
 :math:`L^{-K/(K+1)}` at :math:`\alpha = 1/(K+1)`, its mean squared error as :math:`L^{-2K/(2K+1)}` at
-:math:`\alpha = 1/(2K+1)` (remarks 7 and 10). The unweighted average is consistent too, at the same rates, as long as
-:math:`K\alpha < 1`: it counts late draws, of smaller steps and smaller bias, for more, and the start for less; it uses
-the chain's time less evenly, so its variance is larger by a constant factor.
+:math:`\alpha = 1/(2K+1)` (remarks 7 and 10). The unweighted average is also consistent, at the same rates, as long as
+:math:`K\alpha < 1`. It gives more weight to late draws, which have smaller steps and a smaller bias, and less to early
+ones. As it weights the chain's time less evenly, its variance is larger by a constant factor.
 """
 
 from typing import Any
@@ -30,13 +29,13 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
     Normalised weights of the draws. The weight of a draw is proportional to the step size of its last step, and 0 for a
     draw from the exploration phase of a :class:`~numpyro_sgmcmc.Cyclical`.
 
-    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run one of our kernels.
-    :param bool group_by_chain: shape ``(chains, draws)`` in place of ``(chains * draws,)``, the order of
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
+    :param bool group_by_chain: return shape ``(chains, draws)`` instead of ``(chains * draws,)``, the order of
         ``mcmc.get_samples()``.
     :return: numbers with sum 1.
-    :raises TypeError: ``mcmc`` is not an :class:`~numpyro.infer.MCMC`.
-    :raises ValueError: the run has kept no step sizes, or where cycles explore not the numbers of the steps, or no
-        other draws.
+    :raises TypeError: if ``mcmc`` is not an :class:`~numpyro.infer.MCMC`.
+    :raises ValueError: if the run has kept no step sizes; for cycles with an exploration phase, if it has not kept the
+        numbers of the steps, or if all draws are from the exploration.
 
     **Example**
 
@@ -62,22 +61,22 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         True
     """
     if not isinstance(mcmc, MCMC):
-        raise TypeError(f"{type(mcmc).__name__} is not a numpyro.infer.MCMC that has run.")
+        raise TypeError(f"weights(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
     fields = mcmc.get_extra_fields(group_by_chain=True)
     if "step_size" not in fields:
-        raise ValueError("the run has kept no field 'step_size': weights are for the kernels of numpyro_sgmcmc.")
+        raise ValueError("the run has no field 'step_size': weights(mcmc) needs a kernel of numpyro_sgmcmc.")
     h = np.asarray(fields["step_size"], float)
     h = h.reshape(mcmc.num_chains, -1)
     schedule: Any = getattr(mcmc.sampler, "schedule", None)
     if getattr(schedule, "exploration", 0):
         if "i" not in fields:
             raise ValueError(
-                "the draws of the exploration of each cycle are told by their step: keep it, "
-                "mcmc.run(..., extra_fields=('i',))."
+                "the numbers of the steps are needed to identify the draws of the exploration of each cycle. Collect "
+                "them: mcmc.run(..., extra_fields=('i',))."
             )
         h = np.where(schedule.cycle_of(fields["i"]).reshape(h.shape) < 0, 0.0, h)
         if not h.any():
-            raise ValueError("all of the draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
+            raise ValueError("all draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
     w = h / h.sum()
     return w if group_by_chain else w.reshape(-1)
 
@@ -90,7 +89,7 @@ def weighted_summary(mcmc: MCMC) -> dict[str, dict[str, np.ndarray]]:
     :param mcmc: as for :func:`weights`.
     :return: site -> ``mean``, ``sd``, ``5%``, ``50%``, ``95%``, ``ess``, each of the shape of the site. The effective
         sample size is that of the mean: its squared standard error is ``sd**2 / ess``.
-    :raises ValueError: as for :func:`weights`, where there is an example.
+    :raises ValueError: as for :func:`weights`, which has an example.
     """
     w = weights(mcmc, group_by_chain=True)
     return {name: _summary(np.asarray(x), w) for name, x in mcmc.get_samples(group_by_chain=True).items()}
@@ -110,7 +109,7 @@ def _summary(x: np.ndarray, w: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _quantile(x: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
-    """Linear interpolation between sorted draws, each at the middle of its weight; ``np.quantile`` at equal weights."""
+    """Linear interpolation between sorted draws, each at the middle of its weight; ``np.quantile`` if all are equal."""
     columns = x.reshape(len(x), -1)
     order = np.argsort(columns, axis=0, kind="stable")
     found = []
@@ -124,14 +123,14 @@ def _quantile(x: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
 
 def resample(mcmc: MCMC, rng_key: jax.Array, num_samples: int | None = None) -> dict[str, jax.Array]:
     """
-    Draws of equal weight, by systematic resampling within each chain; in their order in time. With a constant step size
+    Draws of equal weight, by systematic resampling within each chain, in the original order. With a constant step size
     and ``num_samples=None`` they are the draws themselves.
 
     :param mcmc: as for :func:`weights`.
     :param rng_key: random key.
     :param num_samples: draws for each chain; None: as many as there are.
-    :return: site -> shape ``(chains, draws, ...)``, as ``az.from_dict`` takes it.
-    :raises ValueError: as for :func:`weights`; ``num_samples`` is not a positive integer.
+    :return: site -> draws, shape ``(chains, draws, ...)``, as needed by ``az.from_dict``.
+    :raises ValueError: as for :func:`weights`, or if ``num_samples`` is not a positive integer.
 
     **Example**
 

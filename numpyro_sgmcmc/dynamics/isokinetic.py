@@ -1,16 +1,16 @@
 r"""
 Isokinetic Langevin dynamics, also called microcanonical (Robnik & Seljak 2023; with minibatches Sommer et al. 2026,
-arXiv 2602.06500). The momentum has a direction u, :math:`|u| = 1`, and no length:
+arXiv 2602.06500). The momentum is a direction u, :math:`|u| = 1`, of constant length:
 
 .. math::
 
     dz = \sqrt{d}\, M^{-1/2} u\, dt, \qquad
     du = -\frac{\sqrt{d}}{d - 1}\, P_u M^{-1/2} \nabla U(z)\, dt + \sqrt{2 D / d}\; P_u \circ dW, \qquad P_u = I - u u^T
 
-leaves :math:`\exp(-U(z))` times the uniform law of directions invariant, for :math:`d \ge 2` coordinates. The mean of
-:math:`(\sqrt{d}\, u_j)^2` is 1, so that h and D mean what they mean in :mod:`~numpyro_sgmcmc.dynamics.underdamped`, of
-which this is the limit for many coordinates. No gradient, however large, moves z by more than
-:math:`h \sqrt{d}\, |M^{-1/2}|` in a step.
+leaves :math:`\exp(-U(z))` times the uniform distribution of directions invariant, for :math:`d \ge 2` coordinates. The
+mean of :math:`(\sqrt{d}\, u_j)^2` is 1, so h and D have the same meaning as in
+:mod:`~numpyro_sgmcmc.dynamics.underdamped`, and both dynamics agree in the limit of many coordinates. Even a very large
+gradient cannot move z by more than :math:`h \sqrt{d}\, |M^{-1/2}|` in a step.
 
 ===== ========= ==============================================================================
 ``A``  drift     z += h sqrt(d) M^-1/2 u
@@ -19,17 +19,17 @@ which this is the limit for many coordinates. No gradient, however large, moves 
 ``O``  noise     u = v / |v|,  v = exp(-D h) u + sqrt((1 - exp(-2 D h)) / d) n
 ===== ========= ==============================================================================
 
-O leaves the uniform law as it is, for every h.
+O leaves the uniform distribution invariant, for every h.
 
-White noise of the gradient turns u as well. With variance :math:`s_j^2` it heats coordinate j by
-:math:`x_j = h s_j^2 / (2 M_j)`. As u keeps its length, all coordinates are cooled alike, so that to first order in h
-and for many coordinates the variance of z grows by
+White gradient noise also turns u. With variance :math:`s_j^2` it heats coordinate j by
+:math:`x_j = h s_j^2 / (2 M_j)`. As the length of u is constant, all coordinates are cooled equally. So to first order
+in h and for many coordinates, the variance of z increases by the relative amount
 
 .. math:: \frac{x_j - \bar x}{D + \bar x},
 
-as under one thermostat for all coordinates (:class:`~numpyro_sgmcmc.SGNHT`), but without a thermostat that could wind
-up. Where :math:`s_j^2 / M_j` is the same for all, nothing is left of it, which is what a mass :math:`M_j \propto s_j^2`
-is for.
+as with one thermostat for all coordinates (:class:`~numpyro_sgmcmc.SGNHT`), but without a thermostat that could grow
+too large. The increase is 0 if :math:`s_j^2 / M_j` is the same for all coordinates. This is the purpose of a mass
+:math:`M_j \propto s_j^2`.
 """
 
 from collections.abc import Mapping
@@ -46,9 +46,9 @@ from numpyro_sgmcmc.utils import noise, trees
 FLOWS = {
     "A": Flow("drift", moves=True),
     "B": Flow("turn", needs_gradient=True),
-    "O": Flow("noise", needs_key=True),  # what it adds is not normal
+    "O": Flow("noise", needs_key=True),  # the noise is not normal
 }
-FLOOR = 1e-2  # of the variances that make a mass, over their mean
+FLOOR = 1e-2  # added to the variances that define a mass, relative to their mean
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Isokinetic(Dynamics):
     r"""
     The isokinetic Langevin dynamics. The momentum of a phase is u.
 
-    :param float noise: D, the rate at which the direction is forgotten.
+    :param float noise: D, the rate at which the direction is refreshed.
     :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``.
-    :param bool by_noise: whether the mass is proportional to the variance of the gradient's noise, of which the phase
-        must be informed: :math:`M_j = (s_j^2 + .01\, \overline{s^2}) / \overline{s^2}`.
+    :param bool by_noise: whether the mass is proportional to the variance of the gradient noise:
+        :math:`M_j = (s_j^2 + .01\, \overline{s^2}) / \overline{s^2}`. The variance is set by :meth:`informed`.
     """
 
     noise: float
@@ -79,30 +79,30 @@ class Isokinetic(Dynamics):
 
     def init(self, z: Any, noise: Any) -> Phase:
         """
-        u uniform on the sphere.
+        A phase with u uniform on the sphere.
 
-        :raises ValueError: a single coordinate, whose direction could not turn.
+        :raises ValueError: for a single coordinate, whose direction cannot turn.
         """
         if trees.size(z) < 2:
             raise ValueError(
-                "the model has a single latent coordinate: an isokinetic sampler needs two or more, between which its "
-                "momentum turns. Use SGHMC."
+                "the model has a single latent coordinate, but an isokinetic sampler needs at least two, between which "
+                "its momentum turns. Use SGHMC."
             )
         return Phase(z, _unit(noise), auxiliary=jax.tree.map(jnp.ones_like, z) if self.by_noise else ())
 
     def informed(self, phase: Phase, variance: Any) -> Phase:
-        """The phase whose mass is that of this noise: ``auxiliary`` is M^-1."""
+        """The phase with the mass for this noise: ``auxiliary`` is M^-1."""
         mean = trees.total(variance) / trees.size(variance)
         white = mean == 0  # no noise, unit mass
         inverse_mass = jax.tree.map(lambda s2: jnp.where(white, 1.0, mean / (s2 + FLOOR * mean)), variance)
         return phase._replace(auxiliary=inverse_mass)
 
     def reckoning(self, phase: Phase, factor: float) -> Phase:
-        del factor  # of all variances alike: the mass is the same
+        del factor  # it multiplies all variances, so the mass does not change
         return phase
 
     def reverse(self, phase: Phase, scale: Any) -> Phase:
-        """The phase with u reversed; its length is 1 whatever the ``scale``."""
+        """The phase with u reversed; its length is 1 for any ``scale``."""
         del scale
         return phase._replace(momentum=jax.tree.map(jnp.negative, phase.momentum))
 
@@ -127,7 +127,7 @@ class Isokinetic(Dynamics):
         g = jax.tree.map(lambda g, im: jnp.sqrt(im) * g, gradient, self.inverse_mass(phase))
         size = _length(g)
         cosine = -_dot(g, u) / jnp.where(size > 0, size, 1)
-        # the equation times exp(-a), so that nothing overflows where the gradient is large
+        # the equation times exp(-a), so that nothing overflows if the gradient is large
         left = jnp.exp(-h * size * math.sqrt(d) / (d - 1))
         along = 0.5 * (1 - left) * (1 + left + cosine * (1 - left)) / jnp.where(size > 0, size, 1)
         return phase._replace(momentum=_unit(jax.tree.map(lambda u, g: left * u - along * g, u, g)))

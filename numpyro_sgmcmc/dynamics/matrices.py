@@ -1,9 +1,8 @@
 r"""
 Matrices over the variables of a phase, raveled to n numbers: z by site, then the momentum, then auxiliary variables.
 
-A matrix A is given as what it is: a scalar (times the identity), a diagonal, a matrix, blocks by name, or a linear map.
-For the recipe of Ma, Chen & Fox
-(2015) three things are needed of it: A v, a factor F with F F' = A, and the divergence of its rows, see
+A matrix A is given as a scalar (times the identity), a diagonal, a matrix, blocks by name, or a linear map. The recipe
+of Ma, Chen & Fox (2015) needs the products A v, a factor F with F F' = A, and the divergence of the rows of A, see
 :mod:`~numpyro_sgmcmc.dynamics.divergence`.
 """
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from numpyro_sgmcmc.types import Phase
 
-SHOWN = 512  # variables up to which a check looks at the whole matrix
+SHOWN = 512  # number of variables up to which a check uses the whole matrix
 
 
 class LinearMap(NamedTuple):
@@ -26,7 +25,7 @@ class LinearMap(NamedTuple):
     A matrix over the raveled variables of a phase, given by its products.
 
     - **times** - v -> A v, both of shape ``(n,)``.
-    - **factor** - v -> F v with F F' = A, of shape ``(n,)``. Needed of D, whose noise it makes.
+    - **factor** - v -> F v with F F' = A, of shape ``(n,)``. D needs it, for its noise.
     """
 
     times: Callable[[jax.Array], jax.Array]
@@ -34,7 +33,7 @@ class LinearMap(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A scalar times the identity, a diagonal or a matrix that stands in some rows and columns."""
+    """A scalar times the identity, a diagonal or a matrix, in some rows and columns."""
 
     rows: slice
     columns: slice
@@ -42,7 +41,7 @@ class Block(NamedTuple):
 
 
 class Layout:
-    """Where the variables of a phase lie in the raveled vector, and what their entries are called."""
+    """The positions of the variables of a phase in the raveled vector, and the names of its entries."""
 
     def __init__(self, phase: Phase):
         tree = (phase.z, phase.momentum, phase.auxiliary)
@@ -70,19 +69,19 @@ class Layout:
         return ravel_pytree((phase.z, phase.momentum, phase.auxiliary))[0]
 
     def unravel(self, x: jax.Array, phase: Phase) -> Phase:
-        """The inverse of :meth:`ravel`; ``phase`` has what is not raveled."""
+        """The inverse of :meth:`ravel`; the variables that are not raveled are those of ``phase``."""
         z, momentum, auxiliary = self._unravel(x)
         return phase._replace(z=z, momentum=momentum, auxiliary=auxiliary)
 
     def name(self, i: int) -> str:
-        """Of entry i, for messages: ``z['w'][2]``."""
+        """The name of entry i, for messages: ``z['w'][2]``."""
         name, begin, shape = [entry for entry in self.names if entry[1] <= i][-1]
         index = np.unravel_index(i - begin, shape) if shape else ()
         return name + (f"[{', '.join(str(int(k)) for k in index)}]" if shape else "")
 
     def place(self, what: str, name: Any) -> slice:
         """
-        :raises ValueError: there is no variable of this name.
+        :raises ValueError: if there is no variable with this name.
         """
         if name not in self.places:
             known = ", ".join(repr(place) for place, s in self.places.items() if s.stop > s.start)
@@ -92,12 +91,12 @@ class Layout:
 
 class Matrix:
     """
-    One of the forms in which a matrix may be given, checked.
+    A matrix given in one of the allowed forms, which is checked.
 
     :param str what: its name, for messages.
-    :param value: what the user's function has returned.
-    :param int sign: 1 for symmetric matrices, -1 for skew ones: of the mirror image of an off-diagonal block.
-    :raises ValueError: a value that is no matrix over the variables.
+    :param value: the value that the user's function has returned.
+    :param int sign: sign of the mirror image of an off-diagonal block: 1 for symmetric matrices, -1 for skew ones.
+    :raises ValueError: if the value is not a matrix over the variables.
     """
 
     def __init__(self, what: str, value: Any, layout: Layout, sign: int = 1):
@@ -122,7 +121,7 @@ class Matrix:
 
     @property
     def diagonal(self) -> bool:
-        """Whether nothing but the diagonal is given, each entry once."""
+        """Whether only the diagonal is given, each entry once."""
         return self.map is None and all(b.value.ndim < 2 and b.rows == b.columns for b in self.blocks)
 
     def times(self, v: jax.Array) -> jax.Array:
@@ -137,7 +136,7 @@ class Matrix:
         return out
 
     def factor(self, v: jax.Array) -> jax.Array:
-        """F v with F F' = A; not a number where A is not symmetric and positive semi-definite."""
+        """F v with F F' = A; NaN if A is not symmetric and positive semi-definite."""
         if self.map is not None:
             assert self.map.factor is not None
             return self.map.factor(v)
@@ -162,7 +161,7 @@ class Matrix:
         return out
 
     def as_diagonal(self) -> jax.Array:
-        """The diagonal where :attr:`diagonal`, shape ``(n,)``."""
+        """The diagonal, shape ``(n,)``, of a matrix that is :attr:`diagonal`."""
         out = jnp.zeros(self.layout.size, self.layout._flat.dtype)
         for block in self.blocks:
             out = out.at[block.rows].add(block.value)
@@ -178,7 +177,7 @@ class Matrix:
 
     def less_noise(self, Q: "Matrix", variance: jax.Array, h: jax.Array) -> "Matrix":
         """
-        2 D h - A_z V A_z' h^2 for this D and A = D + Q; A_z are the columns of z.
+        2 D h - A_z V A_z' h^2, where D is this matrix, A = D + Q, and A_z are the columns of z.
 
         :param variance: V, shape ``(d,)``.
         """
@@ -203,8 +202,8 @@ class Matrix:
 
     def shown(self) -> jax.Array:
         """
-        What a check looks at: the diagonal where there is no more, the matrix A, or of a large one V'AV, with the
-        columns of V some vectors of signs: as A is symmetric, skew or positive, so is that.
+        The array that is checked: the diagonal of a diagonal matrix, A itself, or V'AV for a large A, where the columns
+        of V are a few vectors of signs. V'AV is symmetric, skew or positive if A is.
         """
         n = self.layout.size
         if self.diagonal:
@@ -232,7 +231,7 @@ def _checked_block(what, value, rows, columns, layout):
     momentum = layout.places["momentum"]
     hint = ""
     if momentum.stop == momentum.start and shape and shape[0] == 2 * size:
-        hint = " For twice as many, z and a momentum, give kinetic=1.0 or a function."
+        hint = " That fits z and a momentum: to have one, give kinetic=1.0 or a function."
     raise ValueError(f"{what} has shape {shape}; it must be {some} of shape ({size}, {width}).{hint}")
 
 
@@ -250,8 +249,9 @@ def _times(value, v):
 
 def _factor(value):
     """
-    A square root, for matrices the Cholesky factor of C + d I with d of the order of the rounding errors, where C has a
-    unit diagonal or zeros. Not a number where the value is not symmetric and positive semi-definite.
+    A square root. For a matrix it is the Cholesky factor of C + d I, rescaled, where C is the matrix scaled to a unit
+    diagonal (or zeros) and d is of the order of the rounding errors. NaN if the value is not symmetric and positive
+    semi-definite.
     """
     if value.ndim < 2:
         return jnp.sqrt(value)
@@ -261,7 +261,7 @@ def _factor(value):
     divisor = jnp.where(positive, scale, 1)
     unit = value / divisor[:, None] / divisor
     asymmetric = jnp.abs(unit - unit.T).max() > eps**0.5
-    outside = jnp.where(positive[:, None] & positive, 0, jnp.abs(unit)).max() > 0  # a row of a zero must be zero
+    outside = jnp.where(positive[:, None] & positive, 0, jnp.abs(unit)).max() > 0  # a zero diagonal needs a zero row
     shift = 8 * n * eps
     shifted = jnp.where(jnp.eye(n, dtype=bool), jnp.where(positive, 1, 1 - shift) + shift, unit)
     root = scale[:, None] * jnp.linalg.cholesky(shifted / (1 + shift), symmetrize_input=False)

@@ -8,7 +8,7 @@ leaves :math:`\exp(-H(x))`, :math:`H = U(z) + K(x)`, invariant, for any D that i
 and any Q that is skew. (The slides of Liu (2016) differentiate by x_i in one place; x_j is right, and the tests show
 it.)
 
-Euler steps of all variables at once, or of one part after the other, each from where the others are by then:
+Euler steps of all variables at once, or of one part after the other, each with the current values of the others:
 
 ===== ========================= ===================================================================
 ``E`` all variables              x += h f(x) + sqrt(2 D(x) h - B(x) h^2) n
@@ -17,14 +17,14 @@ Euler steps of all variables at once, or of one part after the other, each from 
 ``X`` auxiliary variables        their rows alone
 ===== ========================= ===================================================================
 
-where f is the drift, with the minibatch gradient g in the place of the gradient of U. Any word with all parts is of
-order 1. ``"euler"`` is ``E`` without other variables than z, ``PA`` with a momentum, ``APX`` with both and ``XA`` with
-auxiliary variables alone: with D and Q of SGLD, SGHMC and SGNHT these are the steps of those kernels. The letters of a
+where f is the drift, with the minibatch gradient g in place of the gradient of U. Any word with all parts is of
+order 1. ``"euler"`` is ``E`` if z is the only variable, ``PA`` with a momentum, ``XA`` with auxiliary variables and
+``APX`` with both: with D and Q of SGLD, SGHMC and SGNHT these are the steps of those kernels. The letters of a
 step share one draw of n, so that blocks of D between the parts are right too.
 
-Noise of g of covariance V adds h^2 B with :math:`B = A_z V A_z^T`, where A_z are the columns of D + Q that multiply g.
-Where V is known, so much less is injected: right to first order, and possible as long as 2 D h - B h^2 is positive
-semi-definite.
+If the noise of g has covariance V, it adds h^2 B, where :math:`B = A_z V A_z^T` and A_z are the columns of D + Q that
+multiply g. If V is known, h^2 B is subtracted from the injected noise. This is right to first order, and possible as
+long as 2 D h - B h^2 is positive semi-definite.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ POSITION, MOMENTUM, AUXILIARY = _flow("position", moves=True), _flow("momentum")
 
 
 class Measured(NamedTuple):
-    """The auxiliary variables of a recipe that is told the variance of the gradient's noise, a dict like ``z``."""
+    """The auxiliary variables of a recipe that measures the variance of the gradient noise, a dict like ``z``."""
 
     variables: Any
     variance: Any
@@ -60,34 +60,34 @@ class Measured(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Recipe(Dynamics):
     """
-    A dynamics made of D and Q, see :mod:`~numpyro_sgmcmc.dynamics.recipe`.
+    The dynamics defined by D and Q, see :mod:`~numpyro_sgmcmc.dynamics.recipe`.
 
     D and Q are functions of the phase. Its ``z`` is a dict of unconstrained values by site, ``momentum`` has the same
-    form, and ``auxiliary`` has the form of the ``auxiliary`` given here. They return a matrix over all variables
+    form, and ``auxiliary`` has the form of the ``auxiliary`` given here. D and Q return a matrix over all variables,
     raveled to n numbers (``jax.flatten_util.ravel_pytree`` of z, then momentum, then auxiliary):
 
     - a scalar: times the identity;
     - a diagonal, shape ``(n,)``, or a matrix, shape ``(n, n)``;
     - a dict of blocks, each in one of these forms: ``{name: block}``, or ``{(row, column): block}``, whose mirror
       image is filled in. The names are those of sites and of auxiliary variables, ``"z"``, ``"momentum"`` and
-      ``"auxiliary"``. What is not named is 0;
+      ``"auxiliary"``. All other blocks are 0;
     - a :class:`~numpyro_sgmcmc.dynamics.matrices.LinearMap`, given by its products.
 
     :param D: function of the phase, or a constant; None: 0.
     :param Q: function of the phase, or a constant; None: 0.
     :param kinetic: K, the energy of the momentum and of auxiliary variables: a function of the phase, or the inverse
-        mass of the momentum, a number. None: no momentum. A chain starts with a momentum from N(0, M), with M = 1 for
-        a function.
-    :param auxiliary: start of the auxiliary variables, any pytree of arrays; a dict, for blocks by name.
-    :param bool momentum: False: the energy is of auxiliary variables alone.
-    :param exact: how the divergence of D + Q is computed. True: exactly, by n JVPs; False: by one with random signs,
-        unbiased; None: exactly up to 16 variables. For scalars, constants, and diagonals whose entries depend on their
-        own coordinate only it is always exact.
+        mass of the momentum, a number. None: no momentum. A chain starts with a momentum from N(0, M), where M = 1 if
+        ``kinetic`` is a function.
+    :param auxiliary: initial values of the auxiliary variables, any pytree of arrays; a dict if blocks name them.
+    :param bool momentum: False: there is no momentum, and ``kinetic`` is the energy of the auxiliary variables alone.
+    :param exact: how the divergence of D + Q is computed. True: exactly, by n JVPs; False: without bias, by one JVP
+        with random signs; None: exactly up to 16 variables. It is always exact for scalars, constants, and diagonals
+        whose entries depend on their own coordinate only.
     :param gradient_noise: V, the variance of the gradient, which is subtracted from the injected noise: a scalar, a
-        dict of diagonals like ``z``, a function of the phase that returns one, or ``"measured"`` by 300 minibatches at
-        the start of the chain. None: nothing is subtracted.
-    :raises ValueError: at the start of a chain, where D is not symmetric or not positive semi-definite, Q not skew, a
-        shape does not fit, or more noise is to be taken out than is injected; later such a step is refused and the
+        dict of diagonals like ``z``, a function of the phase that returns one, or ``"measured"``: estimated from 300
+        minibatches at the start of the chain. None: nothing is subtracted.
+    :raises ValueError: at the start of a chain, if D is not symmetric or not positive semi-definite, Q is not skew, a
+        shape does not fit, or more noise is to be subtracted than is injected. Later such a step is refused and the
         draw is ``diverging``.
 
     **References:**
@@ -140,15 +140,18 @@ class Recipe(Dynamics):
         if self.exact not in (None, True, False):
             raise ValueError(f"exact={self.exact!r} must be True, False or None.")
         if self.D is None and self.gradient_noise is not None:
-            raise ValueError("gradient_noise= is taken out of the injected noise, and without D= none is injected.")
+            raise ValueError(
+                "gradient_noise= is subtracted from the injected noise, but without D= no noise is injected. Give D=, "
+                "or leave gradient_noise= out."
+            )
         if isinstance(self.gradient_noise, str) and self.gradient_noise != "measured":
-            raise ValueError(f"gradient_noise={self.gradient_noise!r}: give the variance itself, or 'measured'.")
+            raise ValueError(f"gradient_noise={self.gradient_noise!r} must be the variance itself, or 'measured'.")
 
-    # -- what it consists of --------------------------------------------------------------------------------------
+    # -- variables, flows and integrators -------------------------------------------------------------------------
 
     @property
     def _parts(self) -> str:
-        """The letters of its parts."""
+        """The letters of the parts."""
         return "A" + "P" * self._has_momentum + "X" * bool(jax.tree.leaves(self.auxiliary))
 
     @property
@@ -171,7 +174,7 @@ class Recipe(Dynamics):
 
     def largest_step(self, curvature: Any) -> Any:
         del curvature
-        return math.nan  # no warm-up finds one
+        return math.nan  # the warm-up cannot choose one
 
     def init(self, z: Any, noise: Any) -> Phase:
         momentum = ()
@@ -182,7 +185,7 @@ class Recipe(Dynamics):
         return Phase(z, momentum, (), jax.tree.map(lambda a: jnp.asarray(a, dtype), self.auxiliary))
 
     def bind(self, potential: Potential) -> "Recipe":
-        """Metrics that are functions of the model as functions of the phase, see :class:`~.metrics.OfModel`."""
+        """Turns metrics that depend on the model into functions of the phase, see :class:`~.metrics.OfModel`."""
         own = {name: getattr(self, name) for name in ("D", "Q", "gradient_noise")}
         bound = {name: part.bind(potential) for name, part in own.items() if hasattr(part, "bind")}
         return replace(self, **bound) if bound else self
@@ -195,7 +198,7 @@ class Recipe(Dynamics):
         return phase._replace(auxiliary=phase.auxiliary._replace(variance=variance))
 
     def noise_like(self, phase: Phase) -> Any:
-        # the momentum first: its noise is then that of SGHMC by the same key
+        # the momentum comes first: so its noise is that of SGHMC with the same key
         _, phase = self._variables(phase)
         return phase.z if self._parts == "A" else (phase.momentum, phase.z, phase.auxiliary)
 
@@ -247,7 +250,7 @@ class Recipe(Dynamics):
         f = -(D + Q) grad H + Gamma, as a phase.
 
         :param gradient: of U, like ``z``.
-        :param signs: of the estimate of the divergence, shape ``(n,)``.
+        :param signs: random signs for the estimate of the divergence, shape ``(n,)``.
         """
         layout = Layout(phase)
         slope = layout.ravel(self._slope(phase))
@@ -270,7 +273,7 @@ class Recipe(Dynamics):
         return layout.unravel(drift, phase)
 
     def _variables(self, phase: Phase) -> tuple[Any, Phase]:
-        """The measured variance of the gradient's noise, or None, and the phase without it."""
+        """The measured variance of the gradient noise, or None, and the phase without it."""
         if isinstance(phase.auxiliary, Measured):
             return phase.auxiliary.variance, phase._replace(auxiliary=phase.auxiliary.variables)
         return None, phase
@@ -279,7 +282,7 @@ class Recipe(Dynamics):
         value = of(phase) if callable(of) else of
         matrix = Matrix(what, value, layout, sign)
         if what == "D" and matrix.map is not None and matrix.map.factor is None:
-            raise ValueError("D is a LinearMap without a factor=, which makes its noise: v -> F v with F F' = D.")
+            raise ValueError("D is a LinearMap without a factor=. Its noise needs one: v -> F v with F F' = D.")
         return matrix
 
     def _slope(self, phase: Phase) -> Phase:

@@ -1,8 +1,8 @@
 """
 The update as a word: one letter for each flow of a dynamics, read from left to right.
 
-Each letter moves for h divided by the number of times it occurs. The gradient is evaluated at the first kick after a
-position has moved and reused until it moves again, also into the next step.
+Each letter is a step of size h divided by the number of times it occurs. The gradient is evaluated at the first kick
+after the position has moved, and reused until it moves again, also in the next step.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from numpyro_sgmcmc.utils import noise
 @dataclass(frozen=True)
 class Splitting:
     """
-    The interpreter of a word.
+    The integrator that is spelled by a word.
 
-    :param str word: e.g. ``"ABOBA"``.
-    :param dict flows: what each letter stands for, as declared by the dynamics. A kernel hands in those of its own;
-        the default are the letters of underdamped and Nosé-Hoover dynamics.
+    :param str word: for example ``"ABOBA"``.
+    :param dict flows: letter -> flow, as declared by the dynamics. A kernel uses those of its dynamics; the default are
+        the letters of underdamped and Nosé-Hoover dynamics.
 
     **Example**
 
@@ -52,27 +52,27 @@ class Splitting:
 
     @property
     def evaluates_end(self) -> bool:
-        """Whether the last gradient of a step is that where the step ends (BAOAB, OBABO, ABO)."""
+        """Whether the last gradient of a step is evaluated at its final position (BAOAB, OBABO, ABO)."""
         return bool(self._kicks and self._moves) and self._kicks[-1] > self._moves[-1]
 
     @property
     def carries_gradient(self) -> bool:
-        """Whether a step begins with a kick whose gradient the step before has left behind (BAOAB, OBABO)."""
+        """Whether the first kick of a step uses the last gradient of the previous step (BAOAB, OBABO)."""
         return self.evaluates_end and self._kicks[0] <= self._moves[0]
 
     @property
     def evaluates_start(self) -> bool:
-        """Whether the first gradient of a step is evaluated where the step begins (E, EA)."""
+        """Whether the first gradient of a step is evaluated at its initial position (E, EA)."""
         return bool(self._kicks) and not self.carries_gradient and self._kicks[0] <= min(self._moves, default=0)
 
     @property
     def needs_variance(self) -> bool:
-        """Whether a letter must be told the variance of the gradient's noise (ABGBA)."""
+        """Whether a letter needs the variance of the gradient noise (ABGBA)."""
         return any(self.flows[letter].needs_variance for letter in self.word)
 
     @property
     def gradients_per_step(self) -> int:
-        """Gradient evaluations a step."""
+        """Gradient evaluations per step."""
         evaluations, fresh = 0, self.carries_gradient
         for letter in self.word:
             if self.flows[letter].needs_gradient and not fresh:
@@ -82,9 +82,9 @@ class Splitting:
 
     def check(self, dynamics: Dynamics) -> None:
         """
-        Check that the word integrates each term of the SDE once.
+        Checks that the word integrates each term of the SDE once.
 
-        :raises ValueError: names the letter that is wrong or missing.
+        :raises ValueError: if a letter is wrong or missing; the message names it.
         """
         flows, word = dynamics.flows, self.word
         refuse = f"integrator {word!r} does not fit {type(dynamics).__name__}: "
@@ -100,10 +100,12 @@ class Splitting:
                 if letter != other and set(terms[letter]) >= set(terms[other]):
                     raise ValueError(f"{refuse}{letter!r} contains {other!r}; leave out one of them.")
             if flows[letter].needs_gradient and flows[letter].needs_noise and word.count(letter) > 1:
-                raise ValueError(f"{refuse}{letter!r} is a whole first-order step and may stand only once.")
+                raise ValueError(f"{refuse}{letter!r} is a whole first-order step and may occur only once.")
             place = flows[letter].place
             if place not in word or any(word.count(part) != place.count(part) for part in place):
-                raise ValueError(f"{refuse}{letter!r} is right only in {place!r}, and with no more of its letters.")
+                raise ValueError(
+                    f"{refuse}{letter!r} is correct only in {place!r}, whose letters may not occur elsewhere."
+                )
         for term in dict.fromkeys("".join(terms.values())):
             having = [letter for letter in flows if term in terms[letter]]
             if not set(having) & set(word):
@@ -130,8 +132,8 @@ class Splitting:
         :param h: step size, shape ``()``.
         :param gradient_fn: position -> :class:`~numpyro_sgmcmc.types.Evaluation`.
         :param rng_key: key of the step's noise.
-        :param quiet: whether the step goes without noise, shape ``()``; None: it does not.
-        :return: the new phase, the gradient to carry (or ``()``), and the evaluations that were made.
+        :param quiet: whether the step has no noise, shape ``()``; None: it has noise.
+        :return: the new phase, the gradient to carry (or ``()``), and all evaluations.
         """
         used = [self.flows[letter] for letter in self.word]
         shared = any(flow.shares_noise for flow in used)
@@ -164,14 +166,14 @@ class Splitting:
 
 def named(integrator: str | Splitting, dynamics: Dynamics) -> Splitting:
     """
-    The integrator meant by a name (``"euler"``, ``"ssi"``) or a word, checked.
+    The integrator for a name (``"euler"``, ``"ssi"``) or a word, after a check.
 
-    :raises ValueError: no such name, or an illegal word.
+    :raises ValueError: for an unknown name, or a word that does not fit.
     """
     if isinstance(integrator, Splitting):
         integrator = integrator.word
     if not isinstance(integrator, str) or not integrator:
-        raise ValueError(f"integrator={integrator!r}: give a name ({', '.join(dynamics.integrators)}) or a word.")
+        raise ValueError(f"integrator={integrator!r} must be a name ({', '.join(dynamics.integrators)}) or a word.")
     splitting = Splitting(dynamics.integrators.get(integrator, integrator), dynamics.flows)
     splitting.check(dynamics)
     return splitting

@@ -13,22 +13,22 @@ leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2)` invariant, and with a :mod:`skew <
 ``N``  noise                 p += sqrt(2 D h) M^1/2 n
 ``O``  F and N, exact        p = c p + sqrt(1 - c^2) M^1/2 n,  c = exp(-D h)
 ``E``  momentum, first order p += -h (g + D p) + sqrt(2 D h) M^1/2 n
-``G``  F and N, less g's own p = a p + (1 + a) sqrt(c1) M^1/2 n,
+``G``  F and N, minus g's    p = a p + (1 + a) sqrt(c1) M^1/2 n,
                              a = (1 - c1 - k) / (1 + c1 + k),
                              c1 = tanh(D h / 2), k = h^2 M^-1 s^2 / 4
 ``R``  rotation, with a Q    p = exp(-h Q M^-1) p
 ===== ===================== =======================================================
 
-G is that of NOGIN, the word ``ABGBA`` (Matthews & Weare 2018, arXiv 1805.08863), where s^2 is the variance of the white
-noise of g in each coordinate. As the kicks around it use the same g, they and G make together
+G is the flow of NOGIN, the word ``ABGBA`` (Matthews & Weare 2018, arXiv 1805.08863), where s^2 is the variance of the
+white noise of g in each coordinate. The two kicks around G use the same g. Together they are
 
 .. math:: p' = a p + (1 + a) \left(-\tfrac{h}{2} \nabla U + M^{1/2} \sqrt{c_1 + k}\, n\right)
     \quad\text{with}\quad a = e^{-D' h}, \quad \tanh(D' h / 2) = c_1 + k,
 
-the law of ``ABOBA`` with full gradients and the larger friction D'. So on a Gaussian z is exact whatever h, D and s^2,
-if the noise of g is Gaussian and independent between coordinates. Without noise of g, s^2 = 0, it is ``ABOBA`` itself.
-Where c1 + k = 1, near h s = 2 M^1/2, the momentum is forgotten in each step; beyond, each step turns it around, and
-the chain moves less and less.
+which has the law of ``ABOBA`` with full gradients and the larger friction D'. So on a Gaussian the distribution of z is
+exact for all h, D and s^2, if the noise of g is Gaussian and independent between coordinates. Without noise of g,
+s^2 = 0, it is ``ABOBA`` itself. At c1 + k = 1, near h s = 2 M^1/2, each step replaces the momentum; for larger values
+each step reverses it, and the chain moves less and less.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from numpyro_sgmcmc.utils import trees
 
 
 def _ou_noise(rate: Any, h: jax.Array) -> jax.Array:
-    """(1 - exp(-2 r h)) / (2 r h), by its series where r h is small: variance of OU noise per unit of 2 D h."""
+    """(1 - exp(-2 r h)) / (2 r h), by its series if r h is small: variance of OU noise per unit of 2 D h."""
     x = jnp.asarray(2 * rate * h)
     small = jnp.abs(x) < 1e-2
     safe = jnp.where(small, 1.0, x)
@@ -59,10 +59,10 @@ FLOWS = {
     "O": Flow("Ornstein-Uhlenbeck flow", needs_noise=True, contains="FN"),
     "E": Flow("first-order momentum update", needs_gradient=True, needs_noise=True, contains="BFN"),
     "G": Flow(
-        "friction and noise, less that of the gradient",
+        "friction and noise, minus that of the gradient",
         needs_noise=True,
         contains="FN",
-        place="BGB",  # k counts the two kicks by one gradient on its sides
+        place="BGB",  # k is the noise of the two kicks around it, which use the same gradient
         needs_variance=True,
     ),
 }
@@ -74,9 +74,9 @@ class Underdamped(Dynamics):
     """
     The underdamped Langevin dynamics.
 
-    :param float noise: D, intensity of the injected noise; here also the friction, so that the two balance.
-    :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``; a scalar beside a ``skew``.
-    :param skew: Q, or None. The names of integrators then stand for words that turn the momentum first and last.
+    :param float noise: D, intensity of the injected noise; also the friction, so that the two balance.
+    :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``; with a ``skew`` it must be a scalar.
+    :param skew: Q, or None. With a Q, the words of named integrators rotate the momentum first and last.
     """
 
     noise: float
@@ -92,14 +92,14 @@ class Underdamped(Dynamics):
         return self.turning({"euler": "EA", "ssi": "AFBNFA", "NOGIN": "ABGBA"})
 
     def turning(self, words: Mapping[str, str]) -> Mapping[str, str]:
-        """The words, between two half rotations where there is a ``skew``."""
+        """The words; with a ``skew``, between two half rotations."""
         return words if self.skew is None else {name: f"R{word}R" for name, word in words.items()}
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.3 / curvature**0.5
 
     def friction(self, phase: Phase) -> Any:
-        """The rate at which momentum is lost, for every leaf."""
+        """The friction, for every leaf."""
         return trees.like(self.noise, phase.momentum)
 
     def inverse_mass(self, z: Sites) -> Any:
@@ -121,13 +121,14 @@ class Underdamped(Dynamics):
         return jax.tree.map(lambda p, im: im * p * p, phase.momentum, self.inverse_mass(phase.z))
 
     def gradient_heat(self, h: jax.Array, variance: Any) -> Any:
-        """What white gradient noise of variance s^2 adds to the intensity D: h M^-1 s^2 / 2."""
+        """The intensity that white gradient noise of variance s^2 adds to D: h M^-1 s^2 / 2."""
         return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, self.inverse_mass(variance))
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """
-        Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / (2 D); of ``G`` what is
-        left of it, (x - x0) / (D + x0), where x0 is the heat of the variance that it is informed of and x the heat now.
+        Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / (2 D). With ``G``, the rest
+        (x - x0) / (D + x0), where x0 is the ``gradient_heat`` of the variance that ``informed`` has set and x that of
+        this variance.
         """
         heat = self.gradient_heat(h, variance)
         if isinstance(phase.auxiliary, tuple):
@@ -181,7 +182,7 @@ class Underdamped(Dynamics):
 
     def G(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
         injected = jnp.tanh(0.5 * self.noise * h)
-        # 1 + a = 2 / (1 + c1 + k), which is right also where k is infinite
+        # 1 + a = 2 / (1 + c1 + k), which is also correct if k is infinite
         keeps = jax.tree.map(
             lambda s2, im: 2 / (1 + injected + 0.25 * h * h * im * s2),
             phase.auxiliary,

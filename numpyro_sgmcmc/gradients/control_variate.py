@@ -3,9 +3,9 @@ Control variates: the minibatch gradient at a fixed point c is subtracted and it
 
 .. math:: \hat g(z) = \nabla\tilde U_S(z) - \nabla\tilde U_S(c) + \nabla U(c)
 
-with the same rows S in both. Unbiased for any c; its variance is that of the difference, of order
-:math:`N^2 \lVert z - c \rVert^2 / n` in place of :math:`N^2 / n`. :class:`ControlVariate` keeps c (Baker et al. 2019),
-SVRG moves it to the state of the chain from time to time (Dubey et al. 2016, algorithm 2).
+with the same rows S in both. It is unbiased for any c. Its variance is that of the difference, of order
+:math:`N^2 \lVert z - c \rVert^2 / n` instead of :math:`N^2 / n`. :class:`ControlVariate` keeps c fixed (Baker et al.
+2019), SVRG moves it to the state of the chain from time to time (Dubey et al. 2016, algorithm 2).
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Anchor(NamedTuple):
 
 
 class Anchored(GradientEstimator):
-    """What both have in common: an :class:`Anchor` as state, and the difference above."""
+    """The base class of both: its state is an :class:`Anchor`, its gradient the one above."""
 
     chunk_size: int | None
 
@@ -42,40 +42,40 @@ class Anchored(GradientEstimator):
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: Anchor, rng_key: jax.Array
     ) -> Evaluation:
-        # one key for both: the noise of a randomised model then cancels, as that of the rows does
+        # the same key for both, so that the noise of a randomised model cancels, as that of the rows does
         energy, gradient = jax.value_and_grad(potential.estimate)(z, rows, rng_key)
         at_anchor = jax.grad(potential.estimate)(gradient_state.z, rows, rng_key)
         gradient = jax.tree.map(lambda g, a, full: g - a + full, gradient, at_anchor, gradient_state.gradient)
         return Evaluation(energy, gradient, ())
 
     def refresh(self, potential: Potential, gradient_state: Anchor, rng_key: jax.Array) -> Anchor:
-        """A full pass: the gradient at the anchor is another one under other values."""
+        """A full pass: new conditioning values change the gradient at the anchor."""
         return self.anchor(potential, gradient_state.z, rng_key)
 
 
 @dataclass(frozen=True, eq=False)
 class ControlVariate(Anchored):
     r"""
-    Control variates around a fixed centre, best the mode: :func:`~numpyro_sgmcmc.find_mode` finds one.
+    Control variates around a fixed centre, preferably the mode, see :func:`~numpyro_sgmcmc.find_mode`.
 
-    Two minibatch gradients a step, one full pass at the start. The gradients of the rows at the centre are computed
-    anew at each step, unless they are to be stored: then a step costs what :class:`~numpyro_sgmcmc.SAGA` costs, with
-    tables of the same form and size; ``stored="linear"`` makes generalised linear models as cheap as plain minibatches.
+    A step costs two minibatch gradients, and the start one full pass. The gradients of the rows at the centre are
+    recomputed at each step, unless they are ``stored``: then a step costs as much as with
+    :class:`~numpyro_sgmcmc.SAGA`, with tables of the same form and size; ``stored="linear"`` makes generalised linear
+    models as cheap as plain minibatches.
 
     Far from the centre the variance is larger than that of plain minibatches, so control variates do not help with
     networks or posteriors with several modes. For a randomised model (``numpyro.prng_key()``) the gradient at the
-    centre is itself an estimate, with one key for every few thousand rows, and its error stays for the life of the
-    chain.
+    centre is itself an estimate, with one key for every few thousand rows, and its error persists for the whole chain.
 
-    :param dict center: unconstrained values of all latent sites; None: the warm-up finds it, which needs a kernel
-        whose ``step_size`` is left out as well.
+    :param dict center: unconstrained values of all latent sites; None: the warm-up chooses it, which needs a kernel
+        without a given ``step_size``.
     :param stored: None, or the form of a table that holds the gradients at the centre: ``"row"``, ``"batch"`` or
         ``"linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
     :param predictor: with ``stored="linear"``, see :class:`~numpyro_sgmcmc.SAGA`.
-    :param chunk_size: rows that a full pass sees at once. None: as many as take about 64 MB, 4096 at most.
+    :param chunk_size: rows per chunk of a full pass. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that a table, for all chains, may take.
-    :raises ValueError: a centre that is not like ``z``; no minibatched plate; local sites that are drawn; with
-        ``stored``, what SAGA refuses.
+    :raises ValueError: for a centre that is not like ``z``; no minibatched plate; local sites that are drawn; with
+        ``stored``, whatever SAGA refuses.
 
     **References:**
 
@@ -119,8 +119,8 @@ class ControlVariate(Anchored):
             return self, rows
         if self.center is None:
             raise ValueError(
-                f"ControlVariate(stored={self.stored!r}) needs a center: find_mode(model, key, ...) finds one. Without "
-                "stored= the warm-up finds it."
+                f"ControlVariate(stored={self.stored!r}) needs a center: find_mode(model, key, ...) returns one. "
+                "Without stored= the warm-up can choose it."
             )
         options = {"predictor": self.predictor, "chunk_size": self.chunk_size, "memory": self.memory}
         return _Stored(self.stored, **options, center=self.center).with_rows(rows)
@@ -130,8 +130,8 @@ class ControlVariate(Anchored):
         check_minibatched(self, potential.plates)
         if potential.draws_local_sites:
             raise ValueError(
-                "ControlVariate() has one gradient over all rows at its centre, and with local= that would be one draw "
-                "of the local sites for good: the posterior would be off by it. Use gradient=Minibatch()."
+                "ControlVariate() does not work with local=: its gradient over all rows would use a single draw of the "
+                "local sites, which would bias the posterior. Use gradient=Minibatch()."
             )
         if self.center is not None:
             check_like_z("ControlVariate(center)", self.center, potential.prototype)
@@ -157,7 +157,7 @@ def _as_z(center: Sites, potential: Potential) -> Sites:
 
 @dataclass(frozen=True, eq=False)
 class _Stored(SAGA):
-    """Control variates by a table that is filled at the centre and never written again."""
+    """Control variates from a table that is filled at the centre and never updated."""
 
     center: Sites = field(default_factory=dict, kw_only=True)
     owner: ClassVar[tuple[str, str]] = "ControlVariate", "stored"
@@ -182,6 +182,6 @@ class _Stored(SAGA):
         return gradient_state
 
     def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
-        """A pass over the data: the gradients at the centre are others under other values."""
+        """A pass over the data: new conditioning values change the gradients at the centre."""
         del gradient_state
         return self.start(potential, self.center, rng_key)

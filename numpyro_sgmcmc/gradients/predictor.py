@@ -1,15 +1,15 @@
 r"""
-The linear predictor :math:`\eta` of a model whose rows depend on the latents through it alone,
+The linear predictor :math:`\eta` of a model whose rows depend on the latents only through it,
 
 .. math:: u_i(z) = \phi_i(\eta_i(z)), \qquad \eta_i(z) = A_i z + b_i, \qquad \nabla u_i(z) = A_i^T s_i,
           \qquad s_i = \phi_i'(\eta_i),
 
-in three ways: the value of a deterministic site, for which the model is run once more with a value of our own in its
-place; a function of the user's, where the slope is a derivative along the columns of a right inverse of A,
+can be given in three ways: as the value of a deterministic site, which is replaced by another value when the model runs
+again; as a function, in which case the slope is a derivative along the columns of a right inverse of A,
 
 .. math:: s_i = \partial_t \, u_i\bigl(z + A_i^T (A_i A_i^T)^+ t\bigr)\big|_{t = 0}
 
-or, where neither is given, a value found in the trace of the model (:mod:`~numpyro_sgmcmc.model.linear`).
+or, by default, as a value found in the trace of the model (:mod:`~numpyro_sgmcmc.model.linear`).
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from numpyro_sgmcmc.model.linear import linear_predictor
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils import noise
 
-ROWS = 4  # that a predictor of the user's is checked at
+ROWS = 4  # number of rows for the check of a given predictor
 
 
 class RowPredictor(NamedTuple):
     """
-    The predictor of a single row; several rows are the same under ``vmap``.
+    The predictor of a single row; use ``vmap`` for several rows.
 
     - **eta** - (z, row) -> the predictor, of any shape.
     - **energy_and_slope** - (z, row) -> the energy of the row, and its derivative in the predictor.
@@ -50,7 +50,7 @@ class RowPredictor(NamedTuple):
 def row_predictor(potential: Any, given: Any, label: str) -> RowPredictor:
     """
     :param given: name of a site, function of the latents and rows, or None for a search.
-    :param label: who asks, for errors.
+    :param label: name of the estimator, for errors.
     """
     if given is None:
         return _found(*linear_predictor(potential, label))
@@ -89,7 +89,7 @@ def _of_function(potential: Any, predictor: Callable) -> RowPredictor:
         A = jax.jacrev(lambda flat: eta(unravel(flat), row))(flat)
         shape, A = A.shape[:-1], A.reshape(-1, flat.size)
         gram = A @ A.T
-        # of rank 1 or 0 where a row has one number: a division costs less than a decomposition
+        # if a row has one number, the rank is 1 or 0, and a division is cheaper than a decomposition
         inverse = jnp.linalg.pinv(gram, hermitian=True) if len(A) > 1 else jnp.where(gram > 0, 1 / gram, 0)
 
         def along(v):
@@ -103,10 +103,10 @@ def _of_function(potential: Any, predictor: Callable) -> RowPredictor:
 
 def check_predictor(potential: Any, given: Any, label: str) -> None:
     """
-    Compare at a few rows and two places: the predictor must be affine, the gradients those that its slopes stand for.
-    Data that are traced cannot be compared.
+    Checks at a few rows and two positions that the predictor is affine and that the gradients follow from its slopes.
+    This is not possible if the data are traced.
 
-    :raises ValueError: they are not; or there is no such site.
+    :raises ValueError: if the check fails, or there is no such site.
     """
     ((plate, (size, _)),) = potential.plates.items()
     rows = jnp.asarray(np.unique(np.linspace(0, size - 1, ROWS).astype(np.int32)))
@@ -115,10 +115,10 @@ def check_predictor(potential: Any, given: Any, label: str) -> None:
         if given not in values or given in potential.structure.sites:
             raise ValueError(
                 f"{label}: the model has no deterministic site {given!r} for predictor=. Put it into the plate, "
-                f"eta = numpyro.deterministic({given!r}, X[rows] @ w), and go on with the value that it returns."
+                f"eta = numpyro.deterministic({given!r}, X[rows] @ w), and use the value that it returns."
             )
     closed = jax.make_jaxpr(lambda: _discrepancies(potential, row_predictor(potential, given, label), rows))()
-    # the data are arguments of what is compiled: a closure would make constants, copies, of them
+    # the data are arguments of the compiled function: a closure would copy them as constants
     errors = jax.jit(lambda consts: jaxpr_as_fun(closed.replace(consts=consts))())(closed.consts)
     if any(isinstance(error, Tracer) for error in errors):
         return
@@ -132,9 +132,9 @@ def check_predictor(potential: Any, given: Any, label: str) -> None:
     if not_alone:
         raise ValueError(
             f"{label}: the rows do not depend on the latents {_names(potential)} through predictor={given!r} alone, "
-            "so that the gradients are not what its slopes say. A model must go on with the value that "
-            "numpyro.deterministic returns, and have no other unknowns in its rows, as a scale. Otherwise use a table "
-            "of the form 'batch' or 'row'."
+            "so its slopes do not determine the gradients. The model must use the value that numpyro.deterministic "
+            "returns, and have no other unknowns in its rows, such as a scale. Otherwise use a table of the form "
+            "'batch' or 'row'."
         )
 
 
@@ -143,7 +143,7 @@ def _names(potential: Any) -> str:
 
 
 def _discrepancies(potential: Any, predictor: RowPredictor, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Relative differences, of the predictor's derivative at two places, and of the gradients."""
+    """Relative differences of the predictor's derivatives at two positions, and of the gradients."""
     (plate,) = potential.plates
     origin = {name: jnp.zeros(site.shape, site.dtype) for name, site in potential.prototype.items()}
     step = noise.normal_like(random.key(0), origin)
@@ -152,7 +152,7 @@ def _discrepancies(potential: Any, predictor: RowPredictor, rows: jax.Array) -> 
     def derivative(z):
         return jax.jvp(lambda z: jax.vmap(predictor.eta, (None, 0))(z, rows), (z,), (step,))[1]
 
-    # not so far that an exponential overflows
+    # close enough to the origin that an exponential does not overflow
     reach = 1 / jnp.maximum(1, jnp.max(jnp.abs(derivative(origin))))
     places = [along(t * reach) for t in (1.0, -0.5)]
 
@@ -167,7 +167,7 @@ def _discrepancies(potential: Any, predictor: RowPredictor, rows: jax.Array) -> 
 
 
 def _relative(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The largest difference between finite numbers, in units of the largest."""
+    """The largest difference between finite numbers, relative to the largest number."""
     finite = jnp.isfinite(a) & jnp.isfinite(b)
     largest = lambda x: jnp.max(jnp.where(finite, jnp.abs(x), 0))  # noqa: E731
     return largest(a - b) / jnp.maximum(largest(a), jnp.finfo(a.dtype).tiny)

@@ -1,13 +1,13 @@
 r"""
-SAGA: a table remembers the gradient of each unit of the data, a row or a batch, as it was last seen (Dubey et al. 2016,
-algorithm 1, there for Langevin dynamics).
+SAGA: a table stores the most recent gradient of each unit of the data, a row or a batch (Dubey et al. 2016,
+algorithm 1, for Langevin dynamics).
 
 .. math:: \hat g(z) = \nabla U_0(z) + \sum_{k=1}^K \alpha_k + \frac{K}{m}\sum_{k \in S} (\nabla u_k(z) - \alpha_k),
           \qquad \alpha_k \leftarrow \nabla u_k(z) \text{ for } k \in S
 
-with the prior's energy :math:`U_0`, energies :math:`u_k` of K units, m of them in a minibatch. Unbiased whatever the
-table holds; of little variance once the table was written near z. What a unit is, is up to the table:
-:mod:`~numpyro_sgmcmc.gradients.tables`.
+with the prior's energy :math:`U_0` and the energies :math:`u_k` of K units, m of them in a minibatch. The estimate is
+unbiased for any values in the table, and has little variance if they were computed near z. The tables
+(:mod:`~numpyro_sgmcmc.gradients.tables`) define what a unit is.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ from numpyro_sgmcmc.utils.validation import check_minibatched, checked_choice
 
 class SAGAState(NamedTuple):
     """
-    - **table** - what is remembered of each unit, K along axis 0.
-    - **total** - sum over the table of the gradients, a dict like ``z``.
-    - **seen** - whether a unit has been seen, 0 or 1 each; ``()`` where that does not matter.
-    - **count** - units seen so far, or ``()``.
+    - **table** - the values stored for each unit, K along axis 0.
+    - **total** - sum of the gradients over the table, a dict like ``z``.
+    - **seen** - whether each unit has been seen, 0 or 1; ``()`` if that is not needed.
+    - **count** - number of units seen so far, or ``()``.
     """
 
     table: Any
@@ -42,7 +42,7 @@ class SAGAState(NamedTuple):
 
 
 class TableUpdate(NamedTuple):
-    """What a step would write: the change of the table at ``units``, and what follows from it."""
+    """The update by a step, if it is accepted: the change of the table at ``units``, and of the other fields."""
 
     units: jax.Array
     change: Any
@@ -66,17 +66,17 @@ class SAGA(GradientEstimator):
 
     - ``per="batch"``: the batches are those of a fixed partition, batch j the rows jn to (j+1)n - 1; the row scheme is
       applied to their numbers. A shorter last batch is weighted exactly.
-    - ``per="linear"``: for models whose rows depend on the latents through a linear predictor only, generalised linear
-      models above all; the estimates are those of ``per="row"``. The predictor is found in the trace of the model, or
-      named by ``predictor``, which does not depend on how JAX writes a trace.
+    - ``per="linear"``: for models whose rows depend on the latents through a linear predictor only, such as
+      generalised linear models; the estimates are those of ``per="row"``. The predictor is found in the trace of the
+      model, or named by ``predictor``, which does not depend on how JAX writes a trace.
 
-    The sum over the table is updated by the change that each step makes. To limit rounding errors it is recomputed from
-    the table after 1, 2, 4 and 8 epochs, and then every 16 epochs.
+    Each step updates the sum over the table by its change. To limit rounding errors the sum is recomputed from the
+    table after 1, 2, 4 and 8 epochs, and then every 16 epochs.
 
-    The table does not help if it was written far from the current position. Started far from the mode, SAGA is noisier
-    than plain minibatches for some epochs. With reshuffled rows it is worse: each step is unbiased over the order of
-    the rows, but given the rows seen so far, those still to come are the ones with old gradients, so the chain
-    overshoots once before it settles. Start at :func:`~numpyro_sgmcmc.find_mode`, or use
+    The table does not help if its gradients were computed far from the current position. If the chain starts far from
+    the mode, SAGA is noisier than plain minibatches for some epochs. Reshuffled rows make this worse: each step is
+    unbiased over the order of the rows, but given the rows seen so far, the remaining rows are the ones with old
+    gradients, so the chain overshoots once before it settles. Start at :func:`~numpyro_sgmcmc.find_mode`, or use
     :class:`~numpyro_sgmcmc.WithoutReplacement`.
 
     ``per="batch"`` is noisier than ``per="row"``, by a factor of up to the batch size, because the gradients of a batch
@@ -87,15 +87,15 @@ class SAGA(GradientEstimator):
         seen have the mean gradient of those seen. ``"zeros"``: no pass, and at first no reduction of the noise. All are
         unbiased from the start (reweighting the units seen so far by N / seen would not be).
     :param predictor: for ``per="linear"``. The name of a deterministic site in the plate,
-        ``eta = numpyro.deterministic("eta", X[rows] @ w)``, with whose value the model goes on. Or a function
-        ``predictor(latents, rows)`` of the constrained values by site and the row numbers, by which it indexes JAX
-        arrays; a step then costs a few gradients of the batch instead of one. It is checked at a few rows that the
-        predictor is affine in the unconstrained latents, and that the rows depend on them through it alone.
-    :param chunk_size: rows that a pass over the data sees at once. None: as many as take about 64 MB, 4096 at most.
+        ``eta = numpyro.deterministic("eta", X[rows] @ w)``, whose value the model then uses. Or a function
+        ``predictor(latents, rows)`` of the constrained values by site and the row numbers, which index JAX arrays; a
+        step then costs a few gradients of the batch instead of one. A few rows are used to check that the predictor is
+        affine in the unconstrained latents, and that the rows depend on them only through it.
+    :param chunk_size: rows per chunk of a pass over the data. None: as many as take about 64 MB, 4096 at most.
     :param float memory: the share of the machine's memory that the table, for all chains, may take. With a progress bar
-        NumPyro keeps a second copy and renews it with every draw.
-    :raises ValueError: a table that is too large; no minibatched plate, or several; a randomised model; a model without
-        a linear predictor.
+        NumPyro keeps a second copy, which it rewrites at every draw.
+    :raises ValueError: for a table that is too large; no minibatched plate, or several; a randomised model; a model
+        without a linear predictor.
 
     **References:**
 
@@ -147,7 +147,7 @@ class SAGA(GradientEstimator):
 
     def _on_devices(self, what: str) -> ValueError:
         return ValueError(
-            f"{self._form.label} {what}: its table would not be spread with them. Use Minibatch(), SVRG() or "
+            f"{self._form.label} {what}: its table is not distributed over devices. Use Minibatch(), SVRG() or "
             "ControlVariate(center)."
         )
 
@@ -156,17 +156,21 @@ class SAGA(GradientEstimator):
         label, form = self._form.label, self.owner[1]
         if len(potential.plates) > 1:
             raise ValueError(
-                f"{label} remembers the rows of one plate, but {' and '.join(map(repr, potential.plates))} are all "
-                "minibatched. Leave all but one whole, or use SVRG() or ControlVariate(center)."
+                f"{label} stores the gradients of one plate, but {' and '.join(map(repr, potential.plates))} are all "
+                "minibatched. Minibatch only one of them, or use SVRG() or ControlVariate(center)."
             )
         if potential.devices > 1:
             raise self._on_devices(f"cannot be used with rows that are spread over {potential.devices} devices")
         if potential.draws_local_sites:
-            raise ValueError(f"{label} would remember the draws of local= with the rows. Use gradient=Minibatch().")
+            raise ValueError(
+                f"{label} does not work with local=: it would store gradients at old draws of the local sites. Use "
+                "gradient=Minibatch()."
+            )
         if potential.randomised:
             raise ValueError(
-                f"the model draws keys of its own (numpyro.prng_key), so {label} would remember their noise. Use "
-                "SVRG() or ControlVariate(center), which have one key for both of their gradients."
+                f"{label} does not work with a model that draws its own keys (numpyro.prng_key): it would store "
+                "gradients with their noise. Use SVRG() or ControlVariate(center), which use one key for both of their "
+                "gradients."
             )
         self._form.check(potential)
         state = jax.eval_shape(lambda: self._empty(potential))
@@ -208,19 +212,19 @@ class SAGA(GradientEstimator):
         return self._summed(potential, z, state._replace(table=self._form.fill(potential, z, state.table)))
 
     def _summed(self, potential: Potential, z: Sites, state: SAGAState) -> SAGAState:
-        """The sum over the table, taken anew."""
+        """The state with the sum over the table recomputed."""
         return state._replace(total=self._form.total(potential, z, state.table, self._form.chunk(potential, z)))
 
     def begin_step(
         self, potential: Potential, z: Sites, gradient_state: SAGAState, i: jax.Array, rng_key: jax.Array
     ) -> SAGAState:
         """
-        The sum over the table anew after 1, 2, 4 and 8 epochs and then every 16th: what is rounded while gradients are
-        large, far from the mode, would otherwise stay in it.
+        Recomputes the sum over the table after 1, 2, 4 and 8 epochs and then every 16 epochs: otherwise it would keep
+        the rounding errors of the large gradients far from the mode.
         """
         del rng_key
         (plate,) = potential.plates.values()
-        # units of a minibatch at once: XLA compiles a loop that looks as if it did more in a step to slower code
+        # a minibatch per iteration: XLA compiles a loop with longer iterations to slower code
         length = self._form.units_a_step(plate)
         steps = -(-self._form.units(plate) // length)
         epoch = i // steps
@@ -229,13 +233,13 @@ class SAGA(GradientEstimator):
         def sum_up(at):
             z, table, old = at
             new = self._form.total(potential, z, table, length)
-            return trees.where(trees.all_finite(new), new, old)  # steps with rows that are not finite are refused
+            return trees.where(trees.all_finite(new), new, old)  # steps with non-finite rows are refused
 
         operand = (z, gradient_state.table, gradient_state.total)
         return gradient_state._replace(total=when_any(due, sum_up, operand, gradient_state.total))
 
     def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
-        """Where values that changed enter the predictor, slopes stand for other gradients than before."""
+        """For ``per="linear"``, recomputes the sum: new values in the predictor change the gradients of its slopes."""
         del rng_key
         if self.per != "linear":
             return gradient_state
@@ -256,7 +260,7 @@ class SAGA(GradientEstimator):
         to_gradient = lambda values: form.to_gradient(potential, z, batch.units, values)  # noqa: E731
         difference, update = self._update(batch.units, change, unseen, to_gradient)
         if self.init == "online":
-            # units not yet seen stand at the mean of those seen, while the table holds zeros for them
+            # the table holds zeros for units not yet seen; they count with the mean gradient of those seen
             mean = jax.tree.map(lambda t: t / jnp.maximum(gradient_state.count, 1), total)
             total = jax.tree.map(lambda m: units * m, mean)
             difference = jax.tree.map(lambda x, m: x - unseen.sum() * m, difference, mean)
@@ -266,7 +270,7 @@ class SAGA(GradientEstimator):
     def _update(
         self, units: jax.Array, change: Any, unseen: Any, to_gradient: Callable[[Any], Sites]
     ) -> tuple[Sites, TableUpdate]:
-        """The sum of the gradients that have changed, and what is to be written of them: each unit once."""
+        """The sum of the changes of the gradients, and the update of the table, where each unit counts once."""
         if self.distinct:
             written, difference = change, to_gradient(change)
             total = difference
@@ -280,7 +284,7 @@ class SAGA(GradientEstimator):
         return difference, TableUpdate(units, written, total, unseen, count)
 
     def commit(self, gradient_state: SAGAState, update: TableUpdate, accepted: jax.Array) -> SAGAState:
-        # what is added is masked: a `where` over the table would copy all of it at each step
+        # mask the update, not the table: a `where` over the table would copy all of it at each step
         masked = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), update)
         return SAGAState(
             table=add_at(gradient_state.table, update.units, masked.change),

@@ -1,6 +1,6 @@
 """
-What :class:`~numpyro_sgmcmc.SAGA` remembers of a unit of the data: the gradient of a row, of a batch, or the slope of a
-row's energy in its linear predictor.
+The tables of :class:`~numpyro_sgmcmc.SAGA`. For each unit of the data they store the gradient of a row, the gradient of
+a batch, or the slope of a row's energy in its linear predictor.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from numpyro_sgmcmc.utils.validation import checked_count, checked_share
 
 class Units(NamedTuple):
     """
-    Some units at one place.
+    Some units, evaluated at one position.
 
     - **units** - their numbers, shape ``(m,)``.
     - **energy** - sum of their energies.
-    - **values** - what a table holds of them, m along axis 0.
+    - **values** - the values that a table stores for them, m along axis 0.
     """
 
     units: jax.Array
@@ -35,9 +35,9 @@ class Table:
     """
     A form of table.
 
-    :param label: the estimator it belongs to, for errors.
+    :param label: the name of the estimator, for errors.
     :param predictor: see :func:`~numpyro_sgmcmc.gradients.predictor.row_predictor`.
-    :param chunk_size: rows that a pass over the data sees at once, see
+    :param chunk_size: rows per chunk of a pass over the data, see
         :func:`~numpyro_sgmcmc.gradients.full_pass.chunk_length`.
     """
 
@@ -46,35 +46,35 @@ class Table:
     chunk_size: int | None = None
 
     def check(self, potential: Potential) -> None:
-        """Raise what this form cannot do with this potential."""
+        """Raises an error if this form does not work with this potential."""
         del potential
 
     def units(self, plate: Plate) -> int:
-        """K, their number."""
+        """The number K of units."""
         return plate.size
 
     def units_a_step(self, plate: Plate) -> int:
-        """m, the number of units in a minibatch."""
+        """The number m of units in a minibatch."""
         return plate.batch_size
 
     def rows(self, units: jax.Array, plate: Plate) -> jax.Array:
-        """The rows to look at for these units."""
+        """The rows of these units."""
         del plate
         return units
 
     def chunk(self, potential: Potential, z: Sites) -> int:
-        """Units that a pass over the data evaluates together."""
+        """The number of units that a pass over the data evaluates together."""
         return chunk_length(lambda rows: self.evaluate(potential, z, rows), potential.plates, self.chunk_size)
 
     def evaluate(self, potential: Potential, z: Sites, rows: Rows) -> Units: ...
 
     def to_gradient(self, potential: Potential, z: Sites, units: jax.Array, values: Any) -> Sites:
-        """The sum of the gradients that the values of these units stand for, linear in them; ``z`` does not matter."""
+        """The sum of the gradients of these units, a linear function of their values; it does not depend on ``z``."""
         del potential, z, units
         return jax.tree.map(lambda v: v.sum(0), values)
 
     def fill(self, potential: Potential, z: Sites, table: Any) -> Any:
-        """The table as a pass over the data at ``z`` writes it."""
+        """The table, filled by a pass over the data at ``z``."""
         ((name, plate),) = potential.plates.items()
 
         def write(first, n, table):
@@ -85,7 +85,7 @@ class Table:
         return in_chunks(write, self.units(plate), self.chunk(potential, z), table)
 
     def total(self, potential: Potential, z: Sites, table: Any, length: int) -> Sites:
-        """The sum over the table of the gradients it stands for, ``length`` units at once; ``z`` does not matter."""
+        """The sum of all gradients of the table, computed by ``length`` units; it does not depend on ``z``."""
 
         def add(first, n, total):
             units = first + jnp.arange(n, dtype=jnp.int32)
@@ -130,7 +130,7 @@ class PerBatch(Table):
         ((name, numbers),) = rows.items()
         size, batch_size = potential.plates[name]
         unit = numbers[0] // batch_size
-        # the last row repeated is not part of the last batch
+        # False for the repetitions of the last row, which are not part of the last batch
         there = unit * batch_size + jnp.arange(batch_size) < size
 
         def energy(z):
@@ -141,7 +141,7 @@ class PerBatch(Table):
 
 
 class Linear(Table):
-    """The slope of each row's energy in its linear predictor: its gradient is the slope times what is fixed."""
+    """The slope of each row's energy in its linear predictor: its gradient is the slope times a constant vector."""
 
     def check(self, potential: Potential) -> None:
         if self.predictor is not None:
@@ -150,7 +150,7 @@ class Linear(Table):
     def evaluate(self, potential: Potential, z: Sites, rows: Rows) -> Units:
         ((_, units),) = rows.items()
         energies, slopes = jax.vmap(self._row(potential).energy_and_slope, (None, 0))(z, units)
-        # the axis of a single row is not worth one of the table
+        # the table needs no axes of length 1
         ones = tuple(axis for axis in range(1, slopes.ndim) if slopes.shape[axis] == 1)
         return Units(units, energies.sum(), slopes.squeeze(ones))
 
@@ -184,7 +184,7 @@ class Partition:
 
 def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
     """
-    Rows jB to (j + 1) B - 1. Where B does not divide N the last row stands in for those that the last batch lacks.
+    Rows jB to (j + 1) B - 1. If B does not divide N, the last batch is filled with copies of the last row.
     """
     rows = j.astype(jnp.uint32) * batch_size + jnp.arange(batch_size, dtype=jnp.uint32)
     return jnp.minimum(rows, size - 1).astype(jnp.int32)
@@ -192,14 +192,16 @@ def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
 
 def check_options(name: str, argument: str, form: str | None, predictor: Any, chunk_size: Any, memory: Any) -> None:
     """
-    What the estimators with tables have in common.
+    Checks the options of estimators with tables.
 
-    :raises ValueError: an option that does not fit.
+    :raises ValueError: for an option that does not fit.
     """
     checked_share(f"{name}(memory)", memory)
     if chunk_size is not None:
         checked_count(f"{name}(chunk_size)", chunk_size)
     if predictor is not None and form != "linear":
-        raise ValueError(f"{name}(predictor) is for {argument}='linear', not for {argument}={form!r}.")
+        raise ValueError(
+            f"{name}(predictor) is used only with {argument}='linear', not with {argument}={form!r}. Leave it out."
+        )
     if not (predictor is None or isinstance(predictor, str) or callable(predictor)):
         raise TypeError(f"{name}(predictor)={predictor!r} must be the name of a site, or a function.")

@@ -1,14 +1,14 @@
 """
 One chain: how it starts and how it steps. Pure functions of potential and state; the kernel maps them over chains.
 
-A step that leaves the finite numbers, or the support, is refused: the chain goes back to where its energy was last
-finite, with its momentum reversed,
+A step that ends in non-finite values, or outside the support, is refused: the chain goes back to the last position
+with a finite energy and reverses its momentum,
 
 .. math:: (z, p) \\to (z, -p).
 
-For words that are symmetric this is the rejection of generalised HMC (Horowitz 1991): it leaves :math:`\\exp(-H)`,
-restricted to the support, invariant as far as the steps do. A second refusal in a row halves the momentum too, so that
-no chain is caught between two walls.
+For symmetric words this is the rejection of generalised HMC (Horowitz 1991): it leaves :math:`\\exp(-H)`, restricted to
+the support, invariant up to the error of the steps. A second refusal in a row also halves the momentum, so that no
+chain is trapped between two boundaries.
 """
 
 from collections.abc import Callable
@@ -46,10 +46,10 @@ from numpyro_sgmcmc.utils import noise, trees
 @dataclass(frozen=True)
 class Chain:
     """
-    The parts a chain is made of.
+    The parts of a chain.
 
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None leaves the start to the dynamics.
-    :param bool tuned: whether coordinates and step are those of ``state.tuning``.
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: the dynamics chooses the start.
+    :param bool tuned: whether coordinates and step size are those of ``state.tuning``.
     """
 
     dynamics: Dynamics
@@ -73,8 +73,8 @@ class Chain:
         """
         :param init_params: unconstrained values for some sites; the others start by ``init_strategy``.
         :param int num_warmup: integrator steps of the warm-up.
-        :param int fingerprint: of the data, 0 where it is not known.
-        :return: the state, and the energy of each site at its start.
+        :param int fingerprint: fingerprint of the data, 0 if it is not known.
+        :return: the initial state, and the energy of each site there.
         """
         rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
         rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
@@ -102,7 +102,7 @@ class Chain:
         return state, energies
 
     def _untuned(self, potential, rng_key, z, rows, rows_state, rng_key_gradient, num_warmup, fingerprint):
-        """A state that waits for the first transition to find coordinates, step size and all that follows from them."""
+        """A state whose coordinates and step size, and all that depends on them, are set by the first transition."""
         energies = potential.by_site(z, rows, rng_key_gradient)
         x = jnp.zeros_like(raveled(z))
         phase = self.dynamics.init(x, x)
@@ -131,14 +131,14 @@ class Chain:
             potential_estimate=energy,
             temperature=self.dynamics.temperature(phase),
             diverging=jnp.zeros((), bool),
-            # a zero that is mapped wherever the chains are, so that NumPyro's buffers fit from the start
+            # a zero that is mapped like the chains, so that NumPyro's buffers fit from the start
             refused=0 * jnp.isnan(energy).astype(jnp.int32),
             marks=marks.packed(),
             rng_key=rng_key,
         )
 
     def start(self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None) -> Sites:
-        """The position that ``init_params`` and ``init_strategy`` ask for."""
+        """The position given by ``init_params`` and ``init_strategy``."""
         if self.tuned and self.init_strategy is None:
             z = best_of_several(potential, rng_key, rows)
         else:
@@ -148,7 +148,7 @@ class Chain:
         return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
 
     def _white_noise(self, potential: ModelPotential, z: Sites, gradient_state: Any, rng_key: jax.Array) -> Sites:
-        """Variance of the gradient's noise at ``z``, where that is white; 0 where it is not, or where there is none."""
+        """Variance of the gradient noise at ``z`` if that is white noise; 0 if it is not, or if there is none."""
         noisy = potential.plates or potential.randomised
         if not noisy or not getattr(self.rows, "independent", False):
             return jax.tree.map(jnp.zeros_like, z)
@@ -163,7 +163,7 @@ class Chain:
     # -- a transition: begin, some steps, end -------------------------------------------------------------------
 
     def begin(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
-        """The state in which the steps of a transition start, with a key of their own."""
+        """The state at the start of a transition, with the key of its steps."""
         marks = Marks.of(state.marks)
         changed = (marks.fingerprint != fingerprint) & (marks.fingerprint != 0) & (fingerprint != 0)
         return state._replace(
@@ -176,18 +176,18 @@ class Chain:
 
     def step(self, potential: ModelPotential, state: SGMCMCState, read: tuple[jax.Array, ...] = ()) -> SGMCMCState:
         """
-        One step of the integrator. Where it is refused, the counter and the rows go on all the same.
+        One step of the integrator. If it is refused, the counter and the rows still advance.
 
         :param read: the step's rows, from each source that is read ahead.
         """
-        # two counters in one, where a split would be computed also for models that have no use for a key
+        # even numbers for the noise, odd ones for the model: a split would be computed even if the model needs no key
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         marks = Marks.of(state.marks)
         position, to_gradient = self._in_coordinates(potential, state)
         h = self.found_h(state.tuning) if self.tuned else self.h(state.i, marks.wraps, state.z)
-        key_begin = random.fold_in(key_model, 2**32 - 1)  # no child of a split of the key
+        key_begin = random.fold_in(key_model, 2**32 - 1)  # differs from every key of a split
         gradient_state = self.gradient.begin_step(potential, position, state.gradient_state, state.i, key_begin)
 
         def gradient_fn(z: Sites) -> Evaluation:
@@ -196,10 +196,10 @@ class Chain:
         old, at = state.phase, to_gradient(gradient_fn)
         quiet = self._quiet(state.i, marks.wraps)
         new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
-        last = evaluations[-1]  # a position must have moved since the step before, so there is one
+        last = evaluations[-1]  # every word evaluates at least once: the position has moved since the previous step
         if isinstance(self.dynamics, Adaptive):
             new = self.dynamics.adapt(new, last.gradient, state.i, marks.num_warmup)
-        # an infinite energy, outside of a hard support, may have a finite gradient
+        # outside a hard support the energy is infinite, but its gradient may be finite
         accepted = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
         phase = trees.where(accepted, new, self._back(state))
         energy = state.potential_estimate
@@ -219,7 +219,7 @@ class Chain:
         )
 
     def _in_coordinates(self, potential: ModelPotential, state: SGMCMCState) -> tuple[Sites, Callable]:
-        """Where the chain is in z, and gradients in z -> gradients in the coordinates of the dynamics."""
+        """The position in z, and a function: gradients in z -> gradients in the coordinates of the dynamics."""
         if not self.tuned:
             return state.z, lambda gradient_fn: gradient_fn
         unravel, coordinates = unraveler(potential.prototype), state.tuning.coordinates
@@ -227,8 +227,9 @@ class Chain:
 
     def _still_refused(self, state: SGMCMCState) -> jax.Array:
         """
-        Steps refused in a row after a step that is accepted: none, unless it begins where the chain went back to, of
-        which nothing new is known. One coordinate tells, for the noise moves them all.
+        The number of steps refused in a row, after an accepted step. It is 0, unless the step began at the position
+        that the chain had gone back to: then it has not evaluated a new one. Comparing one coordinate is enough,
+        because the noise moves all of them.
         """
         if not self.integrator.evaluates_start:
             return jnp.zeros_like(state.refused)
@@ -237,9 +238,9 @@ class Chain:
 
     def end(self, potential: ModelPotential, before: SGMCMCState, state: SGMCMCState) -> SGMCMCState:
         """
-        The state that is kept of a transition. Where the word does not evaluate the position at which it ends, the
-        energy of the prior is looked at there, which costs no data, so that no draw lies outside of its support. Where
-        it is not finite the chain goes back: one step if that position is known, else to the start of the transition.
+        The state after a transition. If the word does not evaluate its final position, the energy of the prior is
+        checked there, which needs no data, so that no draw lies outside the support. If it is not finite, the chain
+        goes back by one step if that position is known, otherwise to the start of the transition.
         """
         if not self.integrator.evaluates_end:
             position, _ = self._in_coordinates(potential, state)
@@ -263,7 +264,7 @@ class Chain:
         phase = self.dynamics.reverse(state.phase, jnp.where(state.refused > 0, 0.5, 1.0))
         return phase._replace(z=state.last_finite) if self.integrator.evaluates_start else phase
 
-    # -- what else is asked of a chain --------------------------------------------------------------------------
+    # -- other methods ------------------------------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -275,16 +276,16 @@ class Chain:
         read: tuple[jax.Array, ...] = (),
     ) -> Evaluation:
         """
-        The estimator's gradient at ``z`` from rows that this chain's scheme has drawn: each device looks up its own
-        share of them, and they have the weights of unequal shares.
+        The estimator's gradient at ``z`` from rows drawn by this chain's scheme. Each device looks up its own share of
+        them, and they are weighted if the shares are unequal.
 
-        :param read: what has been read of these rows already, from each source on disk.
+        :param read: the data of these rows that have already been read, from each source on disk.
         """
         with potential.serving(rows, read, row_weights(self.rows, potential.plates)):
             return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)
 
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
-        """Anew what depends on values that the potential is conditioned on."""
+        """Recomputes what depends on the values that the potential is conditioned on."""
         key_state, key = random.split(random.fold_in(stream(state.rng_key, REFRESH), state.i))
         state = state._replace(gradient_state=self.gradient.refresh(potential, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
@@ -292,21 +293,21 @@ class Chain:
         return state._replace(gradient=self.first_gradient(potential, state, key))
 
     def first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> Any:
-        """The gradient with which a word begins that carries one from step to step."""
+        """The gradient at the start, for a word that carries one from step to step."""
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         _, to_gradient = self._in_coordinates(potential, state)
         at = to_gradient(lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key))
         return at(state.phase.z).gradient
 
     def found_h(self, tuning: Tuning) -> jax.Array:
-        """h that the warm-up has found, and after it what a relative schedule makes of it, the same in a transition."""
+        """The h chosen by the warm-up, after it multiplied by a relative schedule; constant during a transition."""
         if isinstance(self.schedule, Constant):
             return tuning.step_size
         after = jnp.maximum(tuning.transition - 1 - tuning.num_warmup, 0).astype(tuning.step_size.dtype)
         return tuning.step_size * self.schedule(after * tuning.num_steps).astype(tuning.step_size.dtype)
 
     def _quiet(self, i: jax.Array, wraps: jax.Array) -> dict[str, jax.Array]:
-        """Whether step i goes without noise, for schedules that know such steps."""
+        """Whether step i has no noise, for schedules with such steps."""
         if not getattr(self.schedule, "exploration", 0):
             return {}
         schedule: Any = self.schedule

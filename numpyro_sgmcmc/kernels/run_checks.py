@@ -1,6 +1,6 @@
 """
-What is told of a run at its end, from what every draw says of itself: :class:`Monitor`. That costs a compiled step no
-more than a few numbers, and a right run ends without a word.
+Checks of a run at its end, which use a few numbers collected with every draw: :class:`Monitor`. A run without problems
+gives no warning.
 """
 
 import logging
@@ -18,40 +18,41 @@ from numpyro_sgmcmc.utils.compat import stack_level
 logger = logging.getLogger(__name__.partition(".")[0])
 
 STUCK = 100  # steps refused in a row after which a chain is reported
-HOT, COLD = 2.0, 0.5  # kinetic temperatures, for whole runs, that no right run has
+HOT, COLD = 2.0, 0.5  # mean kinetic temperatures of a run that are always reported
 CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
-ENOUGH = 30  # effective draws for which a standard error means something
-BLATANT = 10.0  # a temperature that no draw of a right run falls short of all the time
+ENOUGH = 30  # effective draws needed for a reliable standard error
+BLATANT = 10.0  # if the temperature of every draw is higher, a few draws are enough for a report
 
 
 SCORE = 4.5  # a z-score of a check, and
-MIXED = 1.1  # an R-hat, that no right warm-up exceeds
-OFF = 0.1  # a temperature less 1, or an inflation, that is told if it is certain
+MIXED = 1.1  # an R-hat, that are too large for a correct warm-up
+OFF = 0.1  # deviation of a temperature from 1, or an inflation, that is reported if it is significant
 NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
-LONG_ENOUGH = 100  # draws of a chain, for what a short run shows as well
-HIGH, FAR = 5.0, 10.0  # sds of the energy that the first draws, and the first one, lie above where the chain arrives
-CHANCE = 1e-6  # of a temperature that is told for certain
-LONG = 3.0  # a squared step over that of its noise
-FIRST = 64  # coordinates of a site that chains are told apart by
+LONG_ENOUGH = 100  # draws per chain needed for the checks of energy and mixing
+HIGH, FAR = 5.0, 10.0  # sds of the late energies by which the first draws, and the very first one, lie above their mean
+CHANCE = 1e-6  # probability of a false report by :func:`beyond_chance`
+LONG = 3.0  # a squared step, relative to that of its noise
+FIRST = 64  # coordinates per site that are used to distinguish chains
 
 
 class Monitor(NamedTuple):
     """
-    What a chain says of itself at the end of a transition.
+    Numbers that describe a chain at the end of a transition.
 
-    - **chain** - the number of the chain in a state of several, else 0; ``()`` once a run has ended.
+    - **chain** - the number of the chain in a state of several chains, otherwise 0; ``()`` once a run has ended.
     - **refused** - steps refused in a row.
     - **temperature** - kinetic temperature; NaN without a momentum, and after a step without noise.
-    - **step_size** - that of the last step.
-    - **data_changed** - whether the data are not those that the chain was started with.
-    - **energy** - estimate of U where the gradient was last evaluated.
+    - **step_size** - size of the last step.
+    - **data_changed** - whether the data have changed since the start of the chain.
+    - **energy** - estimate of U at the last evaluation of the gradient.
     - **place** - one linear function of the position: see :func:`projection`.
-    - **jump** - the last step squared, over that of its noise alone: see :func:`squared_step`; 0 with a momentum.
-    - **num_steps**, **noise**, **passes** - what the warm-up has found: steps of a draw, the largest variance of the
-      gradient in x, passes over the data; 0 where it does not look.
-    - **inflation** - that the warm-up predicts of the variance; 0 where it has found no step size.
+    - **jump** - the squared last step, relative to that of its noise alone: see :func:`squared_step`; 0 with a
+      momentum.
+    - **num_steps**, **noise**, **passes** - results of the warm-up: steps per draw, the largest variance of the
+      gradient in x, passes over the data; 0 if the step size was given.
+    - **inflation** - relative inflation of the variance that the warm-up predicts; 0 if the step size was given.
     - **gradient**, **virial**, **r_hat** - the worst scores of the check at the end of the warm-up, see
-      :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 where there was none.
+      :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 if there was none.
     """
 
     chain: Any
@@ -73,11 +74,10 @@ class Monitor(NamedTuple):
 
 def report(monitor: Monitor, coordinates: int = 1) -> None:
     """
-    Warn of chains that stand still, of a temperature that is not 1, of draws that are doubtful, of data that have
-    changed.
+    Warns of chains that do not move, of a temperature that is not 1, of doubtful draws, and of changed data.
 
     :param monitor: arrays of shape ``(chains, draws)``.
-    :param int coordinates: of the position of a chain.
+    :param int coordinates: number of coordinates of a chain.
     """
     kept = np.asarray(monitor.step_size)[:, -1] > 0  # a warm-up alone collects no draws
     if not kept.any():
@@ -87,19 +87,19 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
         _warn(
-            f"{_chains(stuck, refused)} refused every step for a while (up to {refused.max()} in a row), because "
-            f"these led to values that are not finite or out of the support; step_size is {h:.3g}. Use a smaller "
-            "step_size, or check the data for values that are not finite."
+            f"{_chains(stuck, refused)} refused many steps in a row (up to {refused.max()}), because they led to "
+            f"values that are not finite or out of the support; step_size is {h:.3g}. Use a smaller step_size, or "
+            "check the data for values that are not finite."
         )
     T = _off_temperature(known_temperatures(monitor), np.delete(np.arange(len(refused)), stuck))
     if T:
         why = (
             "the step size is beyond its stability limit, the friction is too small for the noise of the minibatches, "
-            "or the chain has not arrived from a distant start. Use a smaller step_size, larger batches, or more "
+            "or the chain has not converged from a distant start. Use a smaller step_size, larger batches, or more "
             "warm-up from init_params=find_mode(...)."
             if T > 1
-            else "thermostats that were wound up on the way from a distant start, or refused steps, have slowed down "
-            "the momentum. Start at find_mode(...), or use more warm-up or a smaller step_size."
+            else "thermostats that grew on the way from a distant start, or refused steps, have slowed down the "
+            "momentum. Start at find_mode(...), or use more warm-up or a smaller step_size."
         )
         _warn(
             f"the kinetic temperature of the run is {T:.3g} instead of 1, so the draws are not from the posterior; "
@@ -112,26 +112,26 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
             _report_doubts(of, h, coordinates)
     if np.asarray(monitor.data_changed).any():
         _warn(
-            "the run was resumed with other data than it was started with. Its state (control variates, tables, "
-            "thermostats) still belongs to the old data. Start a new run, or resume with the old data."
+            "the run was resumed with data that differ from those it was started with. Its state (control variates, "
+            "tables, thermostats) still belongs to the old data. Start a new run, or resume with the old data."
         )
 
 
 def _log_found(monitor: Monitor, kept: np.ndarray) -> None:
-    """What the warm-up has found, at INFO level."""
+    """Logs the results of the warm-up, at level INFO."""
     if not logger.isEnabledFor(logging.INFO) or not np.asarray(monitor.num_steps)[kept][0, -1]:
         return
     names = "step_size", "num_steps", "noise", "passes", "gradient", "virial", "r_hat"
     h, steps, noise, passes, *scores = (float(np.asarray(getattr(monitor, name))[kept][0, -1]) for name in names)
     logger.info(
-        f"found in the warm-up: step_size {h:.3g} in coordinates where the posterior is round, steps_per_sample "
-        f"{steps:.0f}, variance of the gradient's noise at most {noise:.3g}; {passes:.3g} passes over the data in the "
+        f"found in the warm-up: step_size {h:.3g} in coordinates that standardise the posterior, steps_per_sample "
+        f"{steps:.0f}, variance of the gradient noise at most {noise:.3g}; {passes:.3g} passes over the data in the "
         f"search; verdict of the check: {verdict(*scores)}."
     )
 
 
 def verdict(gradient: float, virial: float, r_hat: float) -> str:
-    """Of the check: ``"right"``, ``"doubtful"``, or ``"unchecked"``."""
+    """The verdict of the check: ``"right"``, ``"doubtful"``, or ``"unchecked"``."""
     if gradient == virial == r_hat == 0:
         return "unchecked"
     return "right" if gradient <= SCORE and virial <= SCORE and r_hat <= MIXED else "doubtful"
@@ -139,9 +139,9 @@ def verdict(gradient: float, virial: float, r_hat: float) -> str:
 
 def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -> bool:
     """
-    Warn of draws of the warm-up that are not those of the posterior. Single chains each have scores of their own.
+    Warns if the draws of the warm-up are not from the posterior. Chains that run one by one have separate scores.
 
-    :return: whether there was anything to say.
+    :return: whether it warned.
     """
     seen = []
     if not (gradient <= SCORE).all():
@@ -162,7 +162,7 @@ def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -
 
 
 def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
-    """One warning of what no right run shows, the most certain first, with the argument to change."""
+    """One warning of all signs of a wrong run, the most reliable first, with the arguments to change."""
     doubts = []
     T = known_temperatures(monitor)
     if T.shape[1] >= 4 and (
@@ -182,24 +182,24 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
     jump = long_steps(monitor.jump, coordinates)
     if jump:
         doubts.append(
-            f"the squared steps are {jump:.3g} times as large as by the injected noise alone, so the gradients, or the "
-            f"noise of their minibatches, widen the draws. Use a smaller step_size (it is {h:.3g}), a larger "
-            "batch_size, or gradient=ControlVariate(find_mode(...))"
+            f"the squared steps are {jump:.3g} times as large as with the injected noise alone, so the gradients, or "
+            f"their minibatch noise, increase the variance of the draws. Use a smaller step_size (it is {h:.3g}), a "
+            "larger batch_size, or gradient=ControlVariate(find_mode(...))"
         )
     inflation = float(np.max(monitor.inflation[:, -1]))
     if inflation > OFF:
         doubts.append(
-            f"minibatch noise is predicted to widen the posterior's variances by up to {inflation:.0%}. Use a larger "
+            f"minibatch noise is predicted to increase the posterior variances by up to {inflation:.0%}. Use a larger "
             "batch_size or friction"
         )
     if _still_falling(monitor.energy):
         doubts.append(
-            "the energy was still falling when the draws began, as from a start far from the mode. Use a larger "
+            "the energy was still decreasing at the first draws, as after a start far from the mode. Use a larger "
             "num_warmup, or init_params=find_mode(...)"
         )
     elif _never_mixed(monitor.place):
         doubts.append(
-            f"the chains are in different places and do not mix (R-hat above {NEVER_MIXED:g}). Use a larger "
+            f"the chains are in different regions and do not mix (R-hat above {NEVER_MIXED:g}). Use a larger "
             "num_warmup or steps_per_sample, or init_params=find_mode(...); perhaps there are several modes"
         )
     if doubts:
@@ -216,7 +216,7 @@ def _never_mixed(place: np.ndarray) -> bool:
 
 
 def _still_falling(energy: np.ndarray) -> bool:
-    """Whether the first tenth of the draws of a chain lies high above its last half, or its first draw far above."""
+    """Whether a chain's energy is far higher in its first tenth of draws, or its first draw, than in its last half."""
     energy = np.asarray(energy, float)
     n = energy.shape[1]
     if n < LONG_ENOUGH or not np.isfinite(energy).all():
@@ -224,12 +224,12 @@ def _still_falling(energy: np.ndarray) -> bool:
     late = energy[:, n // 2 :]
     sd = np.maximum(late.std(1), 1e-30)
     high = energy[:, : n // 10].mean(1) - late.mean(1) > HIGH * sd
-    far = (energy[:, 0] - late.mean(1) > FAR * sd) & (energy[:, 0] > late.max(1))  # and no rare row
+    far = (energy[:, 0] - late.mean(1) > FAR * sd) & (energy[:, 0] > late.max(1))  # not just an unusual minibatch
     return bool((high | far).any())
 
 
 def projection(position: Any, batched: bool) -> jax.Array:
-    """A sum of the first coordinates of each site with fixed weights, of each chain: to tell chains apart, O(1)."""
+    """A sum of the first coordinates of each site with fixed weights, O(1), which distinguishes chains."""
     total = jnp.zeros(())
     for k, leaf in enumerate(jax.tree.leaves(position)):
         flat = leaf.reshape(len(leaf) if batched else 1, -1)[:, :FIRST]
@@ -240,9 +240,9 @@ def projection(position: Any, batched: bool) -> jax.Array:
 
 def squared_step(z: Any, before: Any, h: Any, batched: bool) -> jax.Array:
     r"""
-    Mean over the coordinates of :math:`(z - z_{before})^2 / 2h`, of each chain. For
-    :math:`z = z_{before} - h g + \sqrt{2h} n` it is 1 + h E[g^2] / 2 on average: to first order 1 plus what curvature
-    and white noise of the gradient add to a relative variance.
+    Mean over the coordinates of :math:`(z - z_{before})^2 / 2h`, for each chain. For
+    :math:`z = z_{before} - h g + \sqrt{2h} n` its expectation is 1 + h E[g^2] / 2: to first order, 1 plus the relative
+    variance that curvature and white gradient noise add.
     """
     squares = [jnp.square(x - y) for x, y in zip(jax.tree.leaves(z), jax.tree.leaves(before))]
     if not batched:
@@ -255,8 +255,8 @@ def squared_step(z: Any, before: Any, h: Any, batched: bool) -> jax.Array:
 
 def long_steps(jump: np.ndarray, coordinates: int) -> float:
     """
-    The mean of :func:`squared_step` over the later half of the draws, where it certainly exceeds ``LONG``, else 0.
-    Reshuffled rows take back most of a little noise, and little of so much.
+    The mean of :func:`squared_step` over the later half of the draws if it significantly exceeds ``LONG``, else 0. With
+    reshuffled rows most of the noise cancels if it is small, but little of it if it is that large.
     """
     jump = np.asarray(jump, float)
     late = jump[:, jump.shape[1] // 2 :]
@@ -273,7 +273,7 @@ def _chains(stuck: np.ndarray, refused: np.ndarray) -> str:
 
 
 def _off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
-    """The mean temperature if it is certainly too high or too low, else 0."""
+    """The mean temperature if it is significantly too high or too low, else 0."""
     if not chains.size:
         return 0.0
     T = temperature[chains]
@@ -281,8 +281,8 @@ def _off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
         return float(np.median(T))
     if T.shape[1] < 4:
         return 0.0  # too few draws for a standard error
-    # the tail of an unstable chain is long, so "hot" is decided on the scale of logarithms; their mean is below 0 for
-    # a right chain, whatever the number of its coordinates
+    # an unstable chain has a long tail, so HOT is compared on the log scale; the mean log is below 0 for a correct
+    # chain with any number of coordinates
     log_T = np.log(np.clip(T, np.finfo(float).tiny, None))
     if log_T.mean() - CERTAIN * _standard_error(log_T) > np.log(HOT):
         return float(np.exp(log_T.mean()))
@@ -291,9 +291,10 @@ def _off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
 
 def beyond_chance(T: np.ndarray, coordinates: int, tolerance: float) -> bool:
     """
-    Whether the mean kinetic temperature is further from 1 than ``tolerance``, however much the draws depend on each
-    other: for d coordinates d T is chi-squared, and a mean of dependent draws is no wider than one draw (Jensen), so
-    by Chernoff's bound C chains have a mean beyond x with a probability of at most exp(-C d (x - 1 - log x) / 2).
+    Whether the mean kinetic temperature is significantly further from 1 than ``tolerance``, for draws with any
+    dependence. For d coordinates d T is chi-squared, and the mean of dependent draws has no larger exponential moments
+    than one draw (Jensen). So by Chernoff's bound the mean of C chains exceeds x with a probability of at most
+    exp(-C d (x - 1 - log x) / 2).
 
     :param T: shape ``(chains, draws)``.
     """
@@ -311,7 +312,7 @@ def known_temperatures(monitor: Monitor) -> np.ndarray:
 
 
 def _standard_error(x: np.ndarray) -> float:
-    """Of the mean of draws that depend on each other; infinite where there are too few of them."""
+    """Standard error of the mean of dependent draws; infinite if there are too few of them."""
     with np.errstate(all="ignore"):
         ess = float(effective_sample_size(x))
     return float(x.std() / np.sqrt(min(ess, x.size))) if ess >= ENOUGH else np.inf

@@ -17,13 +17,13 @@ from numpyro_sgmcmc.model.simplex import Charts, supports_of_sites
 from numpyro_sgmcmc.types import Phase, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.validation import check_rates_fit, checked_rates
 
-TOLERANCE = 1e-3  # relative, of a number of counts that must not change
+TOLERANCE = 1e-3  # relative tolerance for a total count that must not change
 
 
 class SCIR(SGMCMC):
     r"""
-    Stochastic Cox-Ingersoll-Ross: steps without an error of the step size on the half-line and on the simplex, where
-    gradients fail,
+    Stochastic Cox-Ingersoll-Ross: steps without a discretisation error on the half-line and on the simplex, also near
+    the boundary, where gradient steps fail,
 
     .. math:: \theta' = \frac{1 - e^{-h}}{2} \chi^2_{nc}\left(2 b, \frac{2 \theta e^{-h}}{1 - e^{-h}}\right), \qquad
         b = \theta - \frac{\partial U}{\partial \log \theta}.
@@ -32,32 +32,33 @@ class SCIR(SGMCMC):
     prior Gamma(a, b) is :math:`\theta / b`. The counts b come from the gradient of the model. If the prior is Gamma or
     Dirichlet and the likelihood is a product of powers of :math:`\theta` or :math:`\pi`, they are the parameters of the
     prior plus the counts of the data, estimated by N/n times those of the minibatch; for mixtures, plus the expected
-    counts. With an unbiased b of mean mu and target Gamma(mu, 1)
+    counts. With an unbiased b of mean :math:`\mu` and target Gamma(:math:`\mu`, 1)
 
     .. math:: \mathrm{E}\,\theta = \mu, \qquad \mathrm{Var}\,\theta = \mu + \tanh(h / 2)\, \mathrm{Var}\, b.
 
     **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with a
-    constant n. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, and the distribution of
-    :math:`\pi` is right, whatever that of the sum s is. Categorical data and multinomial counts have n = N.
+    constant n. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, where s is the sum of
+    :math:`\theta`, and the distribution of :math:`\pi` is correct for any distribution of s. Categorical data and
+    multinomial counts have n = N.
     Distributions that divide :math:`\pi` by its sum, such as mixtures, have n = 0, and their counts lack :math:`n
     \pi_k`: add the number of counts with ``counts={site: N}``. Any number that keeps b positive is correct. Every other
-    likelihood, such as that of the words of topics, becomes homogeneous by ``p = p / p.sum(-1, keepdims=True)`` in the
-    model.
+    likelihood, such as that of the words in a topic model, becomes homogeneous by
+    ``p = p / p.sum(-1, keepdims=True)`` in the model.
 
-    Sites are held as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than
+    Sites are stored as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than
     the smallest floating point number.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 
     :param step_size: h > 0, or a function of the step index, in units of the relaxation time of theta: 0.5 is large.
-    :param rate: r of each site's conditional Gamma(b, r) in units of its prior's, a dict of numbers or of arrays like
-        the sites; others have 1. For Poisson counts of mean :math:`e_i \theta` and the prior Gamma(a, b): :math:`1 +
-        \sum_i e_i / b`.
-    :param counts: n by site, a number or an array of the batch shape of the site, where the likelihood divides by the
+    :param rate: rate r of each site's conditional Gamma(b, r), relative to the rate of its prior: a dict of numbers or
+        of arrays like the sites; other sites have 1. For Poisson counts of mean :math:`e_i \theta` and the prior
+        Gamma(a, b): :math:`1 + \sum_i e_i / b`.
+    :param counts: n by site, a number or an array of the batch shape of the site, if the likelihood divides by the
         sum, see above.
-    :raises ValueError: at the start of a chain, a site that is neither positive nor on the simplex, counts that are
-        not positive, a likelihood that is not homogeneous. Later a step with counts that are not positive is refused,
-        and the draw is ``diverging``.
+    :raises ValueError: at the start of a chain, for a site that is neither positive nor on the simplex, counts that are
+        not positive, or a likelihood that is not homogeneous. Later a step with counts that are not positive is
+        refused, and the draw is ``diverging``.
 
     **References:**
 
@@ -102,7 +103,9 @@ class SCIR(SGMCMC):
         local: Any = None,
     ):
         if step_size is None:
-            raise ValueError("step_size= is missing: give one, in units of the relaxation time of theta: 0.1 for one.")
+            raise ValueError(
+                "step_size= is missing. Give one in units of the relaxation time of theta, for example 0.1."
+            )
         super().__init__(
             model,
             CoxIngersollRoss(checked_rates("rate", rate), checked_rates("counts", counts)),
@@ -141,8 +144,9 @@ class SCIR(SGMCMC):
             if not (b > 0).all():
                 i = tuple(int(k) for k in np.argwhere(~(b > 0))[0])
                 raise ValueError(
-                    f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} where the chain starts; SCIR needs them "
-                    f"positive. If its likelihood divides by the sum, as mixtures do, give counts={{{name!r}: N}} with "
+                    f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} at the start of the chain; SCIR needs "
+                    "them positive. If its likelihood divides by the sum, as in mixtures, give "
+                    f"counts={{{name!r}: N}} with "
                     "the number of rows; if its conditional is a Gamma distribution with another rate than its prior, "
                     "give rate=; otherwise use SGRLD(model, metric=ExpandedMean())."
                 )
@@ -151,7 +155,7 @@ class SCIR(SGMCMC):
             if (np.abs(first - second) > TOLERANCE * np.abs(first)).any():
                 raise ValueError(
                     f"the likelihood is not homogeneous in site {name!r}: its total count depends on the latents, "
-                    f"{first.ravel()[0]:.6g} at one place and {second.ravel()[0]:.6g} at another, so that SCIR would "
+                    f"{first.ravel()[0]:.6g} at one position and {second.ravel()[0]:.6g} at another, so SCIR would "
                     f"sample another distribution. Divide by the sum in the model, {name} / {name}.sum(-1, "
                     f"keepdims=True), and give counts={{{name!r}: the number of counts}}, or use "
                     "SGRLD(model, metric=ExpandedMean())."
@@ -159,7 +163,7 @@ class SCIR(SGMCMC):
 
 
 def _counts_at_two_places(dynamics: CoxIngersollRoss, potential: ModelPotential, z: Sites) -> tuple[Any, Any]:
-    """The counts at z; of the sites on the simplex their totals at z and at another place, on the same rows."""
+    """The counts at z; and for sites on the simplex, their totals at z and at another position, on the same rows."""
     gradient = jax.grad(potential.estimate)
     rows = potential.some_rows()
     moved = {name: x + jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in z.items()}

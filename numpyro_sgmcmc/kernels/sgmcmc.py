@@ -1,8 +1,8 @@
 """
-The kernel: wires dynamics, integrator, gradient estimator and row scheme together and keeps NumPyro's contract.
+The kernel: combines dynamics, integrator, gradient estimator and row scheme, and implements NumPyro's ``MCMCKernel``.
 
-Everything that moves lives in the state, everything on the kernel is frozen, and the potential is made anew from the
-arguments of each call. So a trace that NumPyro reuses for other chains, runs and resumes has nothing stale in it.
+Everything that changes is part of the state, the attributes of the kernel are frozen, and the potential is built anew
+from the arguments of each call. So nothing is stale in a trace that NumPyro reuses for other chains, runs and resumes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,26 +71,26 @@ class SGMCMC(MCMCKernel):
 
     :param model: NumPyro model.
     :param dynamics: the SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.
-    :param integrator: a word or the name of one (:class:`~numpyro_sgmcmc.Splitting`), or an object that offers what
-        :class:`~numpyro_sgmcmc.types.Integrator` asks for.
+    :param integrator: a word or the name of one (:class:`~numpyro_sgmcmc.Splitting`), or an object that implements
+        :class:`~numpyro_sgmcmc.types.Integrator`.
     :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
         size.
-    :param rows: row scheme. None: independent batches for words that need them, else reshuffled ones.
+    :param rows: row scheme. None: independent batches for words that need them, otherwise reshuffled ones.
     :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
         coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. ``Polynomial(None, b, gamma)`` decreases from the chosen
         step size.
     :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model; if none is declared and ``step_size`` is None, 500 rows or 2 for each coordinate.
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 per coordinate.
     :param int steps_per_sample: integrator steps per draw, in one compiled loop. None: 1, or chosen together with the
         step size.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: uniform on (-2, 2); if the warm-up chooses the step
         size, the best of several draws around 0.
-    :param dense_mass: between which coordinates the warm-up allows for correlations: True, False, or a list of tuples
-        of sites, as for :class:`~numpyro.infer.NUTS`. With more than 1000 coordinates True means a diagonal and a few
+    :param dense_mass: the coordinates whose correlations the warm-up estimates: True, False, or a list of tuples
+        of sites, as for :class:`~numpyro.infer.NUTS`. With more than 1000 coordinates, True means a diagonal and a few
         directions, and False a diagonal.
-    :param settings: those of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
+    :param settings: the settings of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
         coordinates.
-    :param local: how to draw latent sites of the rows for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
+    :param local: how to draw the latent sites of the rows for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
         :class:`~numpyro_sgmcmc.LocalHMC`, :class:`~numpyro_sgmcmc.LocalLangevin`, or a function, see
         :class:`~numpyro_sgmcmc.LocalFunction`.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.model.checks`; at construction where possible, else at ``init``.
@@ -121,7 +121,7 @@ class SGMCMC(MCMCKernel):
     sample_field = "z"  # pyright: ignore[reportAssignmentType]
     default_fields = ("z", "diverging", "step_size", "monitor")  # pyright: ignore[reportAssignmentType]
     _frozen = False
-    _transforms: Transforms | None = None  # of sites; None: those of NumPyro
+    _transforms: Transforms | None = None  # transforms of the sites; None: those of NumPyro
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class SGMCMC(MCMCKernel):
         check_mass_has_step(getattr(dynamics, "inverse_mass_matrix", 1.0), step_size)
         if step_size is None and isinstance(dynamics, Checked):
             raise ValueError(
-                f"step_size= is missing: the warm-up does not find one for {type(dynamics).__name__}, which moves in z "
-                "itself. Give a step_size."
+                f"step_size= is missing: the warm-up cannot choose one for {type(dynamics).__name__}, because it would "
+                "change the coordinates. Give a step_size."
             )
         self._dense_mass, self._known = checked_found(dense_mass, settings, step_size)
         self._users_model = checked_model(model)
@@ -202,7 +202,7 @@ class SGMCMC(MCMCKernel):
 
     @property
     def integrator(self) -> Integrator:
-        """The word that one step spells."""
+        """The integrator; usually a word, see :class:`~numpyro_sgmcmc.Splitting`."""
         return self._chain.integrator
 
     @property
@@ -229,12 +229,15 @@ class SGMCMC(MCMCKernel):
 
     @property
     def _sample_fn(self) -> Callable:
-        # MCMC calls `init` again on a resume where this is None. There is nothing to rebuild here, so a resume
-        # never pays for an `init` whose result is thrown away.
+        # MCMC calls `init` again on a resume if this is None. There is nothing to rebuild here, so the result of that
+        # `init` would be thrown away.
         return self.sample
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
-        """Rows, passes, pace and chains that stand still, by the state before this one, which is still computed."""
+        """
+        Rows, passes over the data, speed, and chains that do not move. They describe the state before ``state``, which
+        is still being computed.
+        """
         return self._bar(state)
 
     def init(
@@ -246,12 +249,12 @@ class SGMCMC(MCMCKernel):
         model_kwargs: Mapping[str, Any] | None,
     ) -> SGMCMCState:
         """
-        The state of a fresh chain, or of a batch of chains where ``rng_key`` is a batch of keys. Costs O(batch).
+        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys. Costs O(batch).
 
-        :param init_params: unconstrained values for some or all sites (constrained ones as a block of
-            :class:`~numpyro.infer.Gibbs`, whose convention that is); the other sites start by ``init_strategy``.
-        :raises ValueError: what :func:`~numpyro_sgmcmc.model.checks.checked_structure` refuses; ``init_params`` of the
-            wrong names or shapes; an energy that is not finite at the start, by site.
+        :param init_params: unconstrained values for some or all sites (constrained values in a block of
+            :class:`~numpyro.infer.Gibbs`, as is its convention); the other sites start by ``init_strategy``.
+        :raises ValueError: for a model that :func:`~numpyro_sgmcmc.model.checks.checked_structure` refuses;
+            ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site.
         """
         rng_key = raw_key(rng_key)
         batched = not is_key(rng_key)
@@ -294,7 +297,7 @@ class SGMCMC(MCMCKernel):
             first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
             self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
-            # inside of a map over chains the energies are not known; those of a start of our own are
+            # in a map over chains the energies have no values; those of another start, made here, have
             with jax.ensure_compile_time_eval():
                 check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
         warn_of_sites(potential.structure)
@@ -302,7 +305,7 @@ class SGMCMC(MCMCKernel):
         return state
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
-        """Checks of a start that need its values, for a dynamics that asks for them."""
+        """Checks that need the values at the start, for a dynamics that is ``Checked``."""
         if isinstance(self.dynamics, Checked):
             bound: Any = lambda potential: self._chain_for(potential).dynamics  # noqa: E731
             report = on_potential(lambda potential, *at: bound(potential).report(*at))
@@ -329,17 +332,17 @@ class SGMCMC(MCMCKernel):
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """
-        Unconstrained -> constrained values and deterministic sites, save those inside minibatched plates.
+        Unconstrained -> constrained values and deterministic sites, except those inside minibatched plates.
 
-        NumPyro calls it at every transition, so it costs O(batch); compiled, because its one eager call would
-        otherwise evaluate what nobody asks for.
+        NumPyro calls it at every transition, so it costs O(batch). It is compiled, because NumPyro's one eager call
+        would otherwise evaluate values that are not used.
         """
         return jax.jit(lambda z: self._potential(model_args, model_kwargs).constrain(z))
 
     # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
-        """Unconstrained -> constrained values, whether or not the siblings' values are among the arguments."""
+        """Unconstrained -> constrained values, whether or not the arguments contain the values of the other blocks."""
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
         return jax.jit(partial(constrained_latents, self._model, args, kwargs, transforms=self._transforms))
 
@@ -367,6 +370,6 @@ class SGMCMC(MCMCKernel):
 
 
 def _fingerprint(model_args, model_kwargs):
-    """Of the data alone: the values of the other blocks of Gibbs change at every sweep."""
+    """The fingerprint of the data alone: the values of the other Gibbs blocks change at every sweep."""
     data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
     return fingerprint(model_args, data)

@@ -1,19 +1,21 @@
 r"""
-Parallel tempering: R replicas of a chain, replica k in the law :math:`\exp(-\beta_k U)`, :math:`\beta_k = 1 / T_k`,
-that exchange their temperatures. Two of them with :math:`\beta > \beta'`, at z and z', exchange with probability
+Parallel tempering: R replicas of a chain exchange their temperatures. Replica k samples from
+:math:`\exp(-\beta_k U)`, :math:`\beta_k = 1 / T_k`. Two of them with :math:`\beta > \beta'`, at z and z', exchange with
+probability
 
 .. math::
     \min\{1, \exp(\delta \tilde\Delta - \delta^2 \sigma^2 / 2)\}, \qquad \delta = \beta - \beta',
 
-:math:`\tilde\Delta` an estimate of :math:`\Delta = U(z) - U(z')` from a minibatch and :math:`\sigma^2` its variance.
+where :math:`\tilde\Delta` is an estimate of :math:`\Delta = U(z) - U(z')` from a minibatch and :math:`\sigma^2` its
+variance.
 
 For :math:`\tilde\Delta \sim N(\Delta, \sigma^2)` the mean of this probability, :math:`a(\Delta)`, is that of an exact
 exchange: with :math:`x = \delta\tilde\Delta - \delta^2\sigma^2/2` the density of :math:`-x` at :math:`-\Delta` is
 :math:`e^{x - \delta\Delta}` times that of x at :math:`\Delta`, hence
 :math:`a(\Delta) = e^{\delta\Delta} a(-\Delta)`, which is detailed balance.
 
-Deng et al. write :math:`\sigma^2` for the variance of one energy. That of a difference of two independent ones is twice
-as large, so their correction is :math:`\delta^2\sigma^2`. Here both energies see the same rows, and
+Deng et al. write :math:`\sigma^2` for the variance of one energy. The variance of the difference of two independent
+energies is twice as large, so their correction is :math:`\delta^2\sigma^2`. Here both energies use the same rows, and
 :math:`\sigma^2 = N^2 (1/n - 1/N) s^2` with :math:`s^2` the variance of the rows' differences in the minibatch.
 """
 
@@ -42,11 +44,11 @@ from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
 class TemperedState(NamedTuple):
     """
-    - **replicas** - state of the R replicas, an axis in front.
+    - **replicas** - state of the R replicas, along the first axis.
     - **holder** - which replica has which temperature, int32, shape ``(R,)``, in the order of the temperatures.
     - **t** - transitions so far, uint32.
-    - **swapped** - of each pair of neighbouring temperatures, shape ``(R - 1,)``: 1 where the last transition
-      exchanged them, 0 where it tried to, NaN where it did not try.
+    - **swapped** - for each pair of neighbouring temperatures, shape ``(R - 1,)``: 1 if the last transition exchanged
+      them, 0 if it rejected the exchange, NaN if it did not propose one.
     - **rng_key** - key of the next transition.
     """
 
@@ -71,47 +73,46 @@ class TemperedState(NamedTuple):
 
     @property
     def diverging(self) -> jax.Array:
-        """That of the draw."""
+        """``diverging`` of the draw."""
         return self.cold.diverging
 
     @property
     def step_size(self) -> jax.Array:
-        """That of the draw."""
+        """``step_size`` of the draw."""
         return self.cold.step_size
 
     @property
     def monitor(self) -> Any:
-        """What is collected of the draw to tell the user what is wrong."""
+        """The field that the diagnostics of the draw are computed from."""
         return self.cold.monitor
 
 
 class Tempered(MCMCKernel):
     r"""
     Parallel tempering (replica exchange) of a stochastic-gradient kernel: one chain of
-    :class:`~numpyro.infer.MCMC` holds R replicas, in the laws :math:`\exp(-U / T_k)`, that exchange their temperatures.
-    The draws are those of the replica at :math:`T = 1`.
+    :class:`~numpyro.infer.MCMC` holds R replicas, which sample from :math:`\exp(-U / T_k)` and exchange their
+    temperatures. The draws are those of the replica at :math:`T = 1`.
 
     Use it for posteriors with several modes. At a high temperature a replica crosses barriers that it could not cross
-    at 1. After each transition the pairs (1, 2), (3, 4), ... or (2, 3), ... propose an exchange, with an acceptance
-    probability that is corrected for the noise of their energies, see :mod:`~numpyro_sgmcmc.kernels.tempered`. A
+    at temperature 1. After each transition the pairs (1, 2), (3, 4), ... or (2, 3), ... propose an exchange. The
+    acceptance probability is corrected for the noise of their energies, see :mod:`~numpyro_sgmcmc.kernels.tempered`. A
     transition costs R transitions of the kernel, and the energies of one minibatch for each replica.
 
-    With normal noise of known variance the correction is exact, and costs exchanges: between equal
-    energies their rate is :math:`2\Phi(-\delta\sigma/2)`, .13 at :math:`\delta\sigma = 3`.
-    ``extra_fields=("swapped",)`` shows the exchanges,
-    ``jnp.nanmean(fields["swapped"], 0)`` their rates. A larger ``swap_batch_size``, or temperatures closer to each
-    other, raise them. :math:`\sigma^2` is estimated with a relative error of :math:`\sqrt{2/n}`, or more where the
-    rows are heavy-tailed.
+    For normal noise of known variance the correction is exact. It makes exchanges rarer: between equal energies their
+    rate is :math:`2\Phi(-\delta\sigma/2)`, .13 at :math:`\delta\sigma = 3`. ``extra_fields=("swapped",)`` collects the
+    exchanges, and ``jnp.nanmean(fields["swapped"], 0)`` is their rate. A larger ``swap_batch_size``, or temperatures
+    closer to each other, raise it. :math:`\sigma^2` is estimated with a relative error of :math:`\sqrt{2/n}`, or more
+    if the rows are heavy-tailed.
 
-    :param kernel: :class:`~numpyro_sgmcmc.SGLD`, :class:`~numpyro_sgmcmc.SGHMC` or another kernel with a step size of
-        its own, which is that of all replicas, and without a state of its own that depends on the temperature.
+    :param kernel: :class:`~numpyro_sgmcmc.SGLD`, :class:`~numpyro_sgmcmc.SGHMC` or another kernel with a given step
+        size, which all replicas use, and without a state that depends on the temperature.
     :param temperatures: :math:`1 = T_1 < T_2 < \dots`, at least two. They temper the whole of U, prior included, as a
-        function of the unconstrained values; each of the laws must be one that can be normalised.
-    :param int swap_batch_size: rows of the minibatch by which a pair is compared, at least 2. None: those of the
-        kernel.
-    :raises ValueError: temperatures that do not start at 1 and increase; a kernel that finds its step size, or that
-        adapts to one temperature; at ``init``, a model with other than one minibatched plate, with data on disk, or
-        with random numbers of its own.
+        function of the unconstrained values; each :math:`\exp(-U / T_k)` must be integrable.
+    :param int swap_batch_size: rows of the minibatch that estimates the difference of two energies, at least 2. None:
+        the batch size of the kernel.
+    :raises ValueError: for temperatures that do not start at 1 and increase; a kernel whose warm-up chooses the step
+        size, or that adapts to one temperature; at ``init``, a model with several minibatched plates, with data on
+        disk, or with random numbers of its own.
 
     **References:**
 
@@ -166,7 +167,7 @@ class Tempered(MCMCKernel):
         return self.sample  # see SGMCMC: a resume needs no `init`
 
     def get_diagnostics_str(self, state: TemperedState) -> str:
-        """Replicas that stand still."""
+        """Diagnostics of all replicas."""
         return self.kernel.get_diagnostics_str(state.replicas)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
@@ -182,7 +183,7 @@ class Tempered(MCMCKernel):
         model_kwargs: Mapping[str, Any] | None,
     ) -> TemperedState:
         """
-        The state of a fresh chain, or of a batch of chains where ``rng_key`` is a batch of keys.
+        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys.
 
         :param init_params: as for the kernel; all replicas of a chain start there.
         """
@@ -204,7 +205,7 @@ class Tempered(MCMCKernel):
             keys[..., 1:, :].reshape(-1, keys.shape[-1]), num_warmup, init_params, model_args, model_kwargs
         )
         replicas = _folded(flat, chains, R)
-        # zeros that are mapped wherever the chains are, so that NumPyro's buffers fit from the start
+        # zeros that are mapped like the chains, so that NumPyro's buffers fit from the start
         zero = 0 * replicas.refused
         holder = zero + jnp.arange(R, dtype=zero.dtype)
         replicas = _at_temperatures(replicas, replicas.gradient_state.beta / jnp.asarray(self.temperatures))
@@ -231,7 +232,7 @@ class Tempered(MCMCKernel):
         level = jnp.where(tried, level, 0)
         colder, hotter = state.holder[level], state.holder[level + 1]
         at = _of(state.replicas.z, colder), _of(state.replicas.z, hotter)
-        # rows of its own for each pair: noise that pairs share would have to be corrected for in common
+        # each pair has its own rows: noise common to several pairs would need a joint correction
         difference, variance = jax.vmap(partial(self._compared, potential))(random.split(key_rows, R // 2), *at)
         log_ratio = log_exchange(betas[level] - betas[level + 1], difference, variance)
         u = noise.uniform_like(key_accept, log_ratio)
@@ -268,18 +269,21 @@ class Tempered(MCMCKernel):
         }
         for what, found in refused.items():
             if found:
-                raise ValueError(f"Tempered does not work with {what}: it compares replicas by the energies of rows.")
+                raise ValueError(
+                    f"Tempered does not work with {what}: it compares the energies that the rows have in two replicas. "
+                    "Use the kernel itself."
+                )
         if potential.plates and self._swap_rows(potential) < 2:
             raise ValueError("batch_size=1: one row does not determine a variance. Give Tempered a swap_batch_size.")
 
 
 def log_exchange(delta: jax.Array, difference: jax.Array, variance: jax.Array) -> jax.Array:
     r"""
-    Logarithm of the ratio with which two replicas exchange.
+    Logarithm of the acceptance ratio of an exchange.
 
     :param delta: :math:`\beta - \beta'`.
-    :param difference: an estimate of U(z) - U(z'), z being the replica at :math:`\beta`.
-    :param variance: that of the estimate.
+    :param difference: an estimate of U(z) - U(z'), where z is the replica at :math:`\beta`.
+    :param variance: variance of the estimate.
     """
     return delta * difference - 0.5 * delta**2 * variance
 
@@ -293,7 +297,7 @@ def _folded(flat: SGMCMCState, chains: tuple[int, ...], R: int) -> SGMCMCState:
 
 
 def _at_temperatures(replicas: SGMCMCState, betas: jax.Array) -> SGMCMCState:
-    """The replicas at other temperatures; a gradient that is carried to the next step is that of beta U."""
+    """The replicas at other temperatures. A gradient that is carried to the next step is rescaled: it is of beta U."""
     before = replicas.gradient_state
     betas = betas.astype(before.beta.dtype)
     factor = betas / before.beta
@@ -309,13 +313,13 @@ def _check_kernel(kernel: Any) -> None:
     name = type(kernel).__name__
     if kernel._chain.tuned:
         raise ValueError(
-            f"Tempered({name}(...)) needs a step size: the warm-up finds one for temperature 1 alone. Give {name} a "
+            f"Tempered({name}(...)) needs a step size: the warm-up chooses one for temperature 1 only. Give {name} a "
             "step_size."
         )
     adapts = isinstance(kernel.dynamics, (Adaptive, Thermostatted)) or kernel.integrator.needs_variance
     if adapts:
         raise ValueError(
-            f"Tempered does not work with {name} and integrator={kernel.integrator}: part of its state belongs to one "
+            f"Tempered does not work with {name} and integrator={kernel.integrator}: part of its state depends on the "
             "temperature. Use SGLD, or SGHMC with a word that needs no variance."
         )
 

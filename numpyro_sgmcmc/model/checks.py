@@ -1,5 +1,6 @@
 """
-Decides which plates are cut to minibatches, and refuses by name what cannot be sampled so, with the way out.
+Decides which plates are minibatched, and refuses models that cannot be sampled in this way. The errors name the site or
+plate and a remedy.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_fram
 
 
 class NeedsValues(ValueError):
-    """A model asks for the value of something that is traced."""
+    """A model needs the value of a traced array."""
 
 
 def checked_structure(
@@ -31,9 +32,9 @@ def checked_structure(
     transforms: Transforms | None = None,
 ) -> tuple[dict[str, Plate], Structure]:
     """
-    The minibatched plates and the outline of the model cut to them.
+    The minibatched plates, and the structure of the model with these plates cut to minibatches.
 
-    :raises ValueError: by name, whatever would make the minibatch potential wrong.
+    :raises ValueError: for anything that would make the minibatch potential wrong; the message names the site or plate.
     """
     siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
     whole = _outline_of_all_rows(model, args, kwargs, transforms)
@@ -48,7 +49,7 @@ def checked_structure(
             try:
                 return checked_structure(model, args, kwargs, ours, transforms)
             except ValueError:
-                pass  # a model that cannot be cut, which nobody has asked for, is sampled as a whole
+                pass  # the user has not asked for minibatches, so a model that cannot be cut uses all rows
     sizes = batch_sizes(whole, batch_size, siblings)
     check_declared_in_gibbs(whole, batch_size, kwargs)
     plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}
@@ -65,22 +66,28 @@ def _with_local_sites(
     model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: Any, transforms: Transforms | None, whole: Structure
 ) -> tuple[dict[str, Plate], Structure]:
     if GIBBS_SITES_KWARG in kwargs:
-        raise ValueError("local= is not for a block of numpyro.infer.Gibbs, whose other blocks see all rows.")
+        raise ValueError(
+            "local= does not work in a block of numpyro.infer.Gibbs, as its other blocks use all rows. Sample the "
+            "local sites in a block of their own, or leave Gibbs out."
+        )
     size = None if batch_size == AUTOMATIC else batch_size
     plates = {name: Plate(whole.plates[name][0], n) for name, n in batch_sizes(whole, size, frozenset(), True).items()}
     if not plates:
-        raise ValueError("local= draws the latent sites of a minibatch's rows: give batch_size={plate: rows}.")
+        raise ValueError(
+            "local= draws the latent sites of the rows of a minibatch, but no plate is minibatched. Give "
+            "batch_size={plate: rows}."
+        )
     cut = _cut(model, args, kwargs, plates, transforms)
     _check_latents(cut)
     if not any(site.plates.keys() & plates.keys() for site in whole.latents.values()):
-        raise ValueError(f"local= is given, and no latent site stands in {_list(plates)}. Leave it out.")
+        raise ValueError(f"local= is given, but there is no latent site in {_list(plates)}. Leave it out.")
     return plates, cut
 
 
 def _cut(
     model: Any, args: tuple, kwargs: Mapping[str, Any], plates: Mapping[str, Plate], transforms: Transforms | None
 ) -> Structure:
-    """The outline of the model with its plates cut to minibatches, checked."""
+    """The structure of the model with its plates cut to minibatches, after all checks."""
     sizes = {name: plate.batch_size for name, plate in plates.items()}
     try:
         cut = outline(model, args, kwargs, sizes, transforms)
@@ -104,12 +111,12 @@ def _outline_of_all_rows(
         return outline(model, args, kwargs, {}, transforms)
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
         raise NeedsValues(
-            "the model needs a traced value as a plain Python number, for the size of a plate perhaps. With "
+            "the model needs a traced value as a plain Python number, perhaps for the size of a plate. With "
             "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...)."
         ) from error
     except ValueError as error:
         by_row = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, RowArray)]
-        if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it asks for the array
+        if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it calls __jax_array__
             raise asks_for_all(*by_row) from error
         raise
     except TypeError as error:
@@ -122,14 +129,14 @@ def _outline_of_all_rows(
         if not isinstance(error, jax.errors.TracerArrayConversionError):
             raise
         raise NeedsValues(
-            "the model hands a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
+            "the model passes a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
             "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
             "(jnp.asarray); convert columns of a DataFrame with .to_numpy() before the run."
         ) from error
 
 
 def _no_array_of_numbers(args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """The first of the arguments that is a list of numbers, a column of a data frame or an array of something else."""
+    """The first argument that is a list of numbers, a column of a data frame or a non-numeric array."""
     named = [(f"argument {k}", arg) for k, arg in enumerate(args, 1)] + [(f"{k}=", arg) for k, arg in kwargs.items()]
     for name, arg in named:
         if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
@@ -148,14 +155,14 @@ def _check_latents(structure: Structure) -> None:
             raise ValueError(
                 f"latent site {name!r} is discrete and has no gradient. Sum it out (`MixtureSameFamily` for mixtures, "
                 "or infer={'enumerate': 'parallel'} on a site in the plate of the data), or sample it in a block of "
-                "its own with `numpyro.infer.Gibbs`. (If it is data: it was given obs=None.)"
+                "its own with `numpyro.infer.Gibbs`. (If it is data: its obs= is None.)"
             )
         if site.delta:
-            raise ValueError(f"latent site {name!r} has a Delta distribution; use `numpyro.deterministic` instead.")
+            raise ValueError(f"latent site {name!r} has a Delta distribution. Use `numpyro.deterministic` instead.")
     if structure.mutable:
         raise ValueError(
             f"mutable site {structure.mutable[0]!r} (running statistics such as BatchNorm's) would never be updated, "
-            "as a potential has no memory. Use a layer without running statistics, LayerNorm for one."
+            "as a potential has no state. Use a layer without running statistics, for example LayerNorm."
         )
 
 

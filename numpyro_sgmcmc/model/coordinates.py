@@ -1,10 +1,11 @@
 r"""
-Coordinates in which a posterior is round: affine in the unconstrained latents, raveled to one vector of d numbers,
+Coordinates x in which a posterior has about unit covariance. The unconstrained latents z, raveled to one vector of d
+numbers, are an affine function of x,
 
 .. math:: z = c + L x, \qquad \nabla_x U = L^T \nabla_z U, \qquad L L^T \approx \mathrm{Cov}(z).
 
-A dynamics of unit mass in x is one of mass :math:`(L L^T)^{-1}` in z. Estimators stay in z: their tables and centres
-are the same whatever L is. A step costs two products with L more for each gradient.
+A dynamics with unit mass in x is one with mass :math:`(L L^T)^{-1}` in z. Estimators use z, so their tables and centres
+do not depend on L. A step costs two additional products with L for each gradient.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +20,12 @@ import numpy as np
 
 from numpyro_sgmcmc.types import Evaluation, Sites
 
-DENSE = 1000  # coordinates for which L is a matrix, at most: more products with the Hessian would take minutes
+DENSE = 1000  # maximal number of coordinates for a full matrix L: the Hessian of more would take minutes
 
 
 class Coordinates(NamedTuple):
     """
-    With a whole matrix.
+    Coordinates with a full matrix L.
 
     - **center** - c, shape ``(d,)``.
     - **scale** - L, shape ``(d, d)``.
@@ -56,8 +57,8 @@ class Coordinates(NamedTuple):
 
 class LowRank(NamedTuple):
     r"""
-    For many coordinates: :math:`L = \mathrm{diag}(w) (I + V \mathrm{diag}(f - 1) V^T)`, with k orthonormal columns V
-    along which x is stretched by f. Everything costs O(d k).
+    Coordinates for large d: :math:`L = \mathrm{diag}(w) (I + V \mathrm{diag}(f - 1) V^T)`, with k orthonormal columns V
+    along which x is scaled by f. All methods but :meth:`matrix` cost O(d k).
 
     - **center** - c, shape ``(d,)``.
     - **width** - w, shape ``(d,)``.
@@ -71,7 +72,7 @@ class LowRank(NamedTuple):
     factors: jax.Array
 
     def stretched(self, x: jax.Array, factors: jax.Array) -> jax.Array:
-        """(I + V diag(factors - 1) V^T) x; of each column where x is a matrix."""
+        """(I + V diag(factors - 1) V^T) x, for each column if x is a matrix."""
         along = product(self.vectors.T, x)
         return x + product(self.vectors, (along.T * (factors - 1)).T)
 
@@ -97,38 +98,38 @@ class LowRank(NamedTuple):
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Of matrices, in full precision: L has large and small numbers."""
+    """The product of matrices in full precision, because L has large and small entries."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def is_wide(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> bool:
-    """Whether the coordinates are too many for a matrix."""
+    """Whether there are too many coordinates for a full matrix."""
     return sum(site.size for site in prototype.values()) > DENSE
 
 
 def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) -> np.ndarray | None:
     """
-    The block of each coordinate of raveled z, or None where they are all in one.
+    The number of the block of each coordinate of raveled z, or None if there is one block.
 
-    :param dense_mass: as for :class:`~numpyro.infer.NUTS`: True, False, or a list of tuples of sites. The coordinates
-        of other sites are blocks of their own.
-    :raises ValueError: names that are not latent sites, or that stand in two tuples; tuples where the coordinates are
-        too many for a matrix.
+    :param dense_mass: as for :class:`~numpyro.infer.NUTS`: True, False, or a list of tuples of sites. Each coordinate
+        of other sites is its own block.
+    :raises ValueError: for names that are not latent sites or are in two tuples, or tuples with too many coordinates
+        for a full matrix.
     """
     if dense_mass is True or (is_wide(prototype) and not dense_mass):
         return None
     if is_wide(prototype):
         raise ValueError(
-            f"dense_mass={dense_mass!r} needs a matrix over all coordinates, and the model has more than {DENSE}. Use "
-            "dense_mass=True, a diagonal with a few directions beside it, or dense_mass=False, a diagonal."
+            f"dense_mass={dense_mass!r} needs a matrix over all coordinates, but the model has more than {DENSE}. Use "
+            "dense_mass=True, a diagonal plus a few directions, or dense_mass=False, a diagonal."
         )
     tuples: Sequence[Sequence[str]] = dense_mass or ()
     names = [name for block in tuples for name in block]
     wrong = [name for name in names if name not in prototype or names.count(name) > 1]
     if wrong:
         raise ValueError(
-            f"dense_mass names {wrong[0]!r}, which is {'twice in it' if wrong[0] in prototype else 'no latent site'}; "
-            f"each of {sorted(prototype)} may be in one tuple."
+            f"dense_mass names {wrong[0]!r}, which is {'in it twice' if wrong[0] in prototype else 'not a latent site'}. "
+            f"Each of {sorted(prototype)} may be in one tuple."
         )
     of_site = {name: number for number, block in enumerate(tuples) for name in block}
     singles = itertools.count(len(of_site))
@@ -143,10 +144,10 @@ def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) ->
 
 def axes_of(matrix: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Array, jax.Array]:
     """
-    Eigenvalues and eigenvectors of the symmetric part; those of the identity where it is not finite.
+    Eigenvalues and eigenvectors of the symmetric part; those of the identity if it is not finite.
 
-    :param blocks: see :func:`blocks_of`. What couples two of them is left out, and each eigenvector stands in the place
-        of a coordinate of its block.
+    :param blocks: see :func:`blocks_of`. Entries that couple two blocks are set to 0, and each eigenvector has the
+        position of a coordinate of its block.
     """
     matrix = (matrix + matrix.T) / 2
     same = True if blocks is None else blocks[:, None] == blocks
@@ -173,7 +174,7 @@ def raveled(tree: Any) -> jax.Array:
 def in_x(
     evaluate: Callable[[Sites], Evaluation], coordinates: Coordinates, unravel: Callable[[jax.Array], Sites]
 ) -> Callable[[jax.Array], Evaluation]:
-    """A gradient estimate as a function of x, its gradient that in x."""
+    """An estimate as a function of x, with its gradient in x."""
 
     def at(x):
         evaluation = evaluate(unravel(coordinates.to_z(x)))

@@ -1,12 +1,12 @@
 r"""
-Finds the linear predictor of a model: an intermediate value :math:`\eta`, a number (or a few) for each row and affine
-in the latents, through which alone the rows' energies depend on them,
+Finds the linear predictor of a model: an intermediate value :math:`\eta` of one or a few numbers per row, which is
+affine in the latents, such that the rows' energies depend on the latents only through it,
 
 .. math:: u_i(z) = \phi_i(\eta_i(z)), \qquad \eta_i(z) = A_i z + b_i.
 
-The gradient of a row is then :math:`\phi_i'(\eta_i) A_i`, and only the slope :math:`\phi_i'` changes with z. The trace
-of the energy of a single row is searched for values that are affine by construction, among them those without which the
-energy would not depend on the latents any more. Several rows are the same computation under ``vmap``.
+The gradient of a row is then :math:`\phi_i'(\eta_i) A_i`, and only the slope :math:`\phi_i'` changes with z. The search
+uses the trace of the energy of a single row. A value qualifies if it is affine by construction, and the energy no
+longer depends on the latents if the value is fixed. Several rows are the same computation under ``vmap``.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ class _Equation(NamedTuple):
 
 
 class _Program:
-    """A trace with its calls inlined; values are numbered in the order in which they are made."""
+    """A trace with its calls inlined; values are numbered in the order in which they are computed."""
 
     def __init__(self, closed: compat.ClosedJaxpr):
         self.shapes: list[Any] = []
@@ -76,7 +76,7 @@ class _Program:
         return [read(var) for var in jaxpr.outvars]
 
     def dependents(self, sources: Iterable[int], without: int | None = None) -> set[int]:
-        """Values that depend on the sources, other than through one of them."""
+        """Values that depend on the sources other than through the value ``without``."""
         found = set(sources) - {without}
         for equation in self.equations:
             if found.intersection(equation.inputs):
@@ -102,7 +102,7 @@ class _Program:
         return found
 
     def run(self, known: dict[int, Any], wanted: list[int]) -> list[Any]:
-        """The wanted values, from known ones; nothing is computed twice, or for nothing."""
+        """The wanted values, computed from known ones, without duplicate or unnecessary computations."""
         needed, equations = set(wanted) - known.keys(), []
         for equation in reversed(self.equations):
             if needed.intersection(equation.outputs) and not known.keys() >= set(equation.outputs):
@@ -119,9 +119,9 @@ def linear_predictor(
     potential: Potential, label: str
 ) -> tuple[Callable[[Sites, jax.Array], jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]:
     """
-    :param label: who asks, for the error.
+    :param label: name of the estimator, for the error.
     :return: (z, row) -> predictor, and (predictor, row) -> energy of the row.
-    :raises ValueError: the model has none with fewer numbers a row than there are coordinates.
+    :raises ValueError: if the model has no predictor with fewer numbers per row than there are coordinates.
     """
     (plate,) = potential.plates
     prototypes, treedef = jax.tree.flatten(dict(potential.prototype))
@@ -141,10 +141,10 @@ def linear_predictor(
     cuts = [k for k in candidates if not program.dependents(latents, without=k).intersection(program.outputs)]
     if not cuts:
         raise ValueError(
-            f"{label} needs a model whose rows depend on the latents through a linear predictor alone, with fewer "
-            "numbers a row than there are coordinates. No such value was found for the latents "
-            f"{', '.join(map(repr, potential.prototype))}: an unknown scale, or a product of latents, prevents it. "
-            "If the model has one, name it by predictor=; otherwise use a table of the form 'batch' or 'row'."
+            f"{label} needs a model whose rows depend on the latents only through a linear predictor, with fewer "
+            "numbers per row than there are coordinates. No such value was found for the latents "
+            f"{', '.join(map(repr, potential.prototype))}; with an unknown scale or a product of latents there is none. "
+            "If the model has one, name it with predictor=; otherwise use a table of the form 'batch' or 'row'."
         )
     cut = min(cuts, key=lambda number: program.shapes[number].size)
 

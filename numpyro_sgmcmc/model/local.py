@@ -1,13 +1,13 @@
 r"""
-Latent sites of the rows, drawn anew for each minibatch.
+Latent sites of the rows, which are drawn for each minibatch.
 
-With local values :math:`u_i` drawn from their conditional law, Fisher's identity
+With local values :math:`u_i` drawn from their conditional distribution, Fisher's identity
 
 .. math:: \nabla_z \log p(x_i \mid z) = E_{p(u_i \mid x_i, z)}[\nabla_z \log p(x_i, u_i \mid z)]
 
-makes the gradient at fixed u an unbiased estimate of that of the marginal density, over the rows and the draws. Where
-the support of a local site depends on global ones, u is held fixed in its unconstrained coordinates, Jacobian included.
-The randomness of the draws is a part of the gradient's noise.
+makes the gradient at fixed u an unbiased estimate of the gradient of the marginal density, over the rows and the draws.
+If the support of a local site depends on global ones, u is fixed in its unconstrained coordinates, Jacobian included.
+The randomness of the draws is part of the gradient noise.
 """
 
 from collections.abc import Mapping
@@ -27,20 +27,20 @@ from numpyro_sgmcmc.model.summed import summed_out
 
 
 def with_local(model: Any, local: Any) -> Any:
-    """The model that a potential is made of: the model itself, or one whose local sites are drawn by ``local``."""
+    """The model of a potential: the model itself, or the model with local sites drawn by ``local``."""
     return model if local is None else drawn_locally(summed_out(model), checked_local(local))
 
 
 def keeps_values(model: Any) -> bool:
-    """Whether the draws of local sites begin at the values of the previous visit of a row."""
+    """Whether the draws of local sites start at the values of the previous visit to a row."""
     return isinstance(model, drawn_locally) and getattr(model.local, "start", None) == PREVIOUS
 
 
 class visit(Messenger):
     """
-    Runs a model that draws local sites, and sees them.
+    Runs a model that draws local sites, and records their values.
 
-    :param before: values to begin with, by site, an axis of the rows in front; and whether there are any, by row.
+    :param before: initial values by site, with rows along the first axis, and whether each row has any.
     """
 
     def __init__(self, fn: Any = None, before: tuple[Mapping[str, jax.Array], jax.Array] | None = None):
@@ -66,7 +66,7 @@ def _told(kind: str, values: dict[str, jax.Array]) -> dict[str, jax.Array]:
 @dataclass(frozen=True)
 class drawn_locally:
     """
-    The model as a function of its global sites, those of the minibatched plates drawn by ``local``.
+    The model as a function of its global sites; the latent sites in the minibatched plates are drawn by ``local``.
 
     :param fn: model.
     :param local: an object with ``draw(rng_key, conditional)``, which returns values like ``conditional.start``.
@@ -82,7 +82,7 @@ class drawn_locally:
         count = iter(range(2**31))
 
         def is_local(msg: Any) -> bool:
-            # plates whose rows are chosen, all of them perhaps, where a search goes through the data in parts
+            # plates whose rows are given; they may be all rows, if a search goes through the data in parts
             return any(first.plates[frame.name][0][1] is not None for frame in msg["cond_indep_stack"])
 
         def from_the_prior(name: str, fn: Distribution) -> jax.Array:
@@ -141,7 +141,7 @@ class drawn_locally:
 
 
 def _on_support(x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
-    """The value, and the log determinant of the Jacobian for each element of the batch shape."""
+    """The constrained value, and the log determinant of the Jacobian for each element of the batch shape."""
     transform = biject_to(fn.support)
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
@@ -150,12 +150,12 @@ def _on_support(x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
 
 
 def _moves(support: Any) -> bool:
-    """Whether a support may depend on other sites: its bounds are arrays."""
+    """Whether a support may depend on other sites, because one of its bounds is an array."""
     return any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(support))
 
 
 def _inside(value: jax.Array, support: Any) -> jax.Array:
-    """A value that rounding has put on the boundary of its support, where densities may be infinite, beside it."""
+    """Moves a value that was rounded to the boundary of its support, where densities may be infinite, inside."""
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     if support in (constraints.simplex, constraints.positive, constraints.nonnegative, constraints.unit_interval):

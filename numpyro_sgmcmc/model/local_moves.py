@@ -1,9 +1,9 @@
 r"""
-Samplers of local sites that are made from the model: Markov chains on the conditional law of each row's own sites, all
-rows of the batch at once, from fresh starts.
+Samplers of local sites that are derived from the model: Markov chains on the conditional distribution of each row's
+sites, for all rows of the batch at once, started anew for each minibatch.
 
-A few moves from a start that is far off do not reach the conditional law, and the posterior of the global sites is then
-biased, mostly in its width. Rows whose latents are nearly decided by the data want a start of their own.
+A few moves from a distant start do not reach the conditional distribution. The posterior of the global sites is then
+biased, mostly in its width. If the data nearly determine the latents of a row, give a start.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,9 +38,9 @@ class LocalGibbs:
     Gibbs sweeps over discrete local sites with finite support: each coordinate is drawn from its conditional
     distribution, :math:`p(u_j = k \mid u_{-j}, x_i, z)`, for all rows of the batch at once.
 
-    A coordinate costs an evaluation of the rows' density for each value of its support.
+    Each coordinate costs one evaluation of the rows' density for each value of its support.
 
-    :param int sweeps: over all coordinates.
+    :param int sweeps: number of sweeps over all coordinates.
     :param start: the initial values. None: draws from the prior. A function with the arguments of ``local=``, which
         returns them. ``"previous"``: the values of the row's previous visit, kept in a table over all rows.
 
@@ -68,12 +68,12 @@ class LocalGibbs:
         _check_start("LocalGibbs", self.start)
 
     def draw(self, rng_key: jax.Array, conditional: Conditional) -> Values:
-        """:raises ValueError: a site that is not discrete, or whose support is not finite."""
+        """:raises ValueError: for a site that is not discrete, or whose support is not finite."""
         for name, fn in conditional.sites.items():
             if not is_discrete(fn):
                 raise LocalError(
-                    f"local site {name!r} is continuous, and LocalGibbs() draws discrete ones: use LocalHMC(...), or a "
-                    "function that draws all of them."
+                    f"local site {name!r} is continuous, but LocalGibbs() draws discrete sites only. Use "
+                    "LocalHMC(...), or a function that draws all local sites."
                 )
         key_start, key_sweeps = random.split(rng_key)
         values = _started(self.start, key_start, conditional)
@@ -111,7 +111,7 @@ class LocalGibbs:
 
 
 def _of_a_coordinate(name: str, fn: Any) -> Any:
-    """The values that one coordinate of a site takes, shape ``(values,)``."""
+    """The possible values of one coordinate of a site, shape ``(values,)``."""
     while fn.event_shape and hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return support_of(name, fn)
@@ -120,12 +120,13 @@ def _of_a_coordinate(name: str, fn: Any) -> Any:
 @dataclass(frozen=True)
 class LocalHMC:
     r"""
-    Hamiltonian Monte Carlo on continuous local sites, in their unconstrained coordinates: leapfrog steps of unit mass
-    on each row's own conditional density, accepted or refused row by row.
+    Hamiltonian Monte Carlo on continuous local sites, in their unconstrained coordinates: leapfrog steps with unit mass
+    on each row's conditional density, accepted or rejected row by row.
 
-    :param float step_size: of a leapfrog step; at most about the width of a row's conditional distribution.
-    :param int num_steps: of a trajectory. Near half a period of the conditional law, a trajectory ends where it began.
-    :param int moves: trajectories for each minibatch.
+    :param float step_size: size of a leapfrog step; at most about the width of a row's conditional distribution.
+    :param int num_steps: leapfrog steps per trajectory. Avoid trajectories of about half a period of the conditional
+        distribution, or a period: the chain then hardly mixes.
+    :param int moves: trajectories per minibatch.
     :param start: the initial values. None: draws from the prior. A function with the arguments of ``local=``, which
         returns them. ``"previous"``: the values of the row's previous visit, kept in a table over all rows.
 
@@ -159,11 +160,11 @@ class LocalHMC:
         _check_start(type(self).__name__, self.start)
 
     def draw(self, rng_key: jax.Array, conditional: Conditional) -> Values:
-        """:raises ValueError: a discrete site."""
+        """:raises ValueError: for a discrete site."""
         for name, fn in conditional.sites.items():
             if is_discrete(fn):
                 raise LocalError(
-                    f"local site {name!r} is discrete, and {type(self).__name__} moves continuous ones: mark it "
+                    f"local site {name!r} is discrete, but {type(self).__name__} draws continuous sites only. Mark it "
                     "infer={'enumerate': 'parallel'}, which sums it out, or use LocalGibbs()."
                 )
         key_start, key_moves = random.split(rng_key)
@@ -196,7 +197,7 @@ class LocalHMC:
 
             new, p, _, energy = lax.fori_loop(0, self.num_steps, leap, (u, p, force, energy))
             change = energy + kinetic(p) - before
-            accepted = jnp.log(random.uniform(key_accept, change.shape)) < -change  # not where it is not a number
+            accepted = jnp.log(random.uniform(key_accept, change.shape)) < -change  # False if it is NaN
 
             def chosen(name, new, old):
                 extra = old.ndim - len(conditional.sites[name].batch_shape)
@@ -210,10 +211,10 @@ class LocalHMC:
 @dataclass(frozen=True)
 class LocalLangevin(LocalHMC):
     """
-    :class:`LocalHMC` with one leapfrog step a move, which is the Metropolis adjusted Langevin algorithm.
+    :class:`LocalHMC` with one leapfrog step per move, which is the Metropolis-adjusted Langevin algorithm.
 
-    :param float step_size: of the leapfrog step, h; the Langevin step is :math:`h^2 / 2`.
-    :param int moves: for each minibatch.
+    :param float step_size: size h of the leapfrog step; the Langevin step is :math:`h^2 / 2`.
+    :param int moves: moves per minibatch.
     :param start: as for :class:`LocalHMC`.
     """
 

@@ -1,4 +1,4 @@
-"""Arrays that stay on disk: stand-ins that a model indexes by rows, and that read these rows alone."""
+"""Arrays that stay on disk: a model indexes them by rows, and only these rows are read."""
 
 import os
 from typing import Any
@@ -14,23 +14,23 @@ from numpyro_sgmcmc.model.sources import opened
 
 class OnDisk(RowArray):
     """
-    An array that stays on disk. A model indexes it by the rows of its plate, ``X[rows]``, as an array in memory, and
-    only these rows are read. The draws are those of the same array in memory.
+    An array that stays on disk. A model indexes it by the rows of its plate, ``X[rows]``, like an array in memory, and
+    only these rows are read. The draws are the same as with the array in memory.
 
     A model may use ``X[rows]``, ``X[rows, 1:]``, ``numpyro.subsample(X, event_dim=1)``, ``X.shape``, ``X.dtype``,
     ``X.ndim``, ``X.size`` and ``len(X)``. Kernels read the rows of several steps at once, and a thread reads those of
     the next steps while the device computes. Contiguous rows, ``rows=Reshuffled(contiguous=True)``, are read as a
     block, others one by one. A :class:`numpy.memmap` among the arguments of a model is treated as ``OnDisk(memmap)``.
 
-    :param source: the name of a ``.npy`` file; anything with ``shape``, ``dtype`` and slices of rows: a
-        ``numpy.memmap``, a Zarr array, an HDF5 data set of h5py; an Arrow table or column; or a sequence of blocks of
-        rows: of Grain, of array_record, a list. See :mod:`~numpyro_sgmcmc.model.sources`.
-    :raises FileNotFoundError: there is no such file.
-    :raises ValueError: the file holds no array of numbers, the source has no rows, or its columns or blocks do not fit
-        together.
-    :raises TypeError: the source offers neither slices nor blocks; or the model asks for something else, ``X @ w`` or
-        ``jnp.mean(X)``, for which all of the array would have to be in memory.
-    :raises OSError: rows cannot be read. JAX passes it on as the text of a ``JaxRuntimeError``.
+    :param source: the name of a ``.npy`` file; anything with ``shape``, ``dtype`` and slices of rows, such as a
+        ``numpy.memmap``, a Zarr array or an HDF5 data set of h5py; an Arrow table or column; or a sequence of blocks of
+        rows, such as a Grain or array_record source, or a list. See :mod:`~numpyro_sgmcmc.model.sources`.
+    :raises FileNotFoundError: if there is no such file.
+    :raises ValueError: if the file contains no array of numbers, the source has no rows, or its columns or blocks do
+        not fit together.
+    :raises TypeError: if the source has neither slices nor blocks, or the model needs the whole array in memory, as for
+        ``X @ w`` or ``jnp.mean(X)``.
+    :raises OSError: if rows cannot be read. JAX passes it on as the text of a ``JaxRuntimeError``.
 
     **Example**
 
@@ -64,7 +64,9 @@ class OnDisk(RowArray):
         rows = self._rows = self._opened()
         self.shape = tuple(int(n) for n in rows.shape)
         if not self.shape or np.dtype(rows.dtype).kind not in "biufc":
-            raise ValueError(f"{self!r}: shape {self.shape} and dtype {rows.dtype} are not those of rows of numbers.")
+            raise ValueError(
+                f"{self!r} must have rows of numbers, but its shape is {self.shape} and its dtype {rows.dtype}."
+            )
         self.dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
 
     def __repr__(self) -> str:
@@ -90,7 +92,7 @@ class OnDisk(RowArray):
         if not isinstance(rows, Tracer):
             rows = np.asarray(rows)
             if rows.dtype.kind not in "iu":
-                raise TypeError(f"{self!r} is indexed by row numbers, not by {rows.dtype}.")
+                raise TypeError(f"{self!r} must be indexed by integer row numbers, not by {rows.dtype}.")
             return jnp.asarray(self.read(np.where(rows < 0, rows + len(self), rows)))
         shape = jax.ShapeDtypeStruct((*rows.shape, *self.shape[1:]), self.dtype)
         return jax.pure_callback(self.read, shape, rows, vmap_method="broadcast_all")
@@ -104,25 +106,26 @@ class OnDisk(RowArray):
             raise type(error)(f"{self!r}: {error}") from error
 
     def read(self, rows: Any) -> np.ndarray:
-        """The rows of these numbers, of any shape, as an array in memory."""
+        """The rows with these numbers, an array of any shape, as an array in memory."""
         rows = np.asarray(rows)
         out = self.empty(rows.shape)
         self.read_into(out, rows, runs(rows))
         return out
 
     def empty(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Memory for as many rows."""
+        """Uninitialised memory for rows with numbers of this shape."""
         return np.empty((*shape, *self.shape[1:]), self.dtype)
 
     def read_into(self, out: np.ndarray, rows: np.ndarray, pieces: list[tuple[int, int, int]]) -> None:
         """
-        :param out: where the rows are written, of the shape and dtype of :meth:`empty`.
-        :param pieces: ``runs(rows)``, the same for all arrays of which these rows are read.
-        :raises OSError: they cannot be read, or there are no such rows.
+        :param out: array for the rows, with the shape and dtype of :meth:`empty`.
+        :param pieces: ``runs(rows)``, the same for all arrays from which these rows are read.
+        :raises OSError: if the rows cannot be read.
+        :raises IndexError: if there are no such rows.
         """
         out = out.reshape(rows.size, *self.shape[1:])
         if any(first < 0 or first + number > len(self) for _, first, number in pieces):
-            raise IndexError(f"{_asked(rows)} were asked of {self!r}, which has {len(self)}.")
+            raise IndexError(f"{_asked(rows)} are not in {self!r}, which has {len(self)} rows.")
         try:
             self._check_file()
             if isinstance(self._rows, np.ndarray) and len(pieces) > rows.size // 8:
@@ -134,12 +137,12 @@ class OnDisk(RowArray):
             raise OSError(f"{self!r}: {_asked(rows)} cannot be read: {type(error).__name__}: {error}") from error
 
     def _check_file(self) -> None:
-        """To read a map beyond the end of its file would end the process."""
+        """Checks the length of a file: reading a memory map beyond its end would kill the process."""
         rows = self._rows
         if isinstance(rows, np.memmap) and rows.filename is not None and rows.offset is not None:
             length = os.stat(rows.filename).st_size
             if length < rows.offset + rows.nbytes:
-                raise EOFError(f"the file has only {length} bytes left.")
+                raise EOFError(f"the file now has only {length} bytes.")
 
 
 def _asked(rows: np.ndarray) -> str:

@@ -2,11 +2,11 @@
 NumPyro model -> U(z), the negative log joint density of its unconstrained latents: the prior's energy, the energy of
 each row, the minibatch estimate.
 
-A potential is made anew from the arguments of every call and dies with it. It may hold tracers; kernels never keep one.
+A potential is built anew from the arguments of every call and used in it only. It may hold tracers; kernels never
+keep one.
 
-All latents stand outside the minibatched plates; :mod:`~numpyro_sgmcmc.model.checks` refuses others. Latents of the
-rows would be handled in ``_trace``, the one place where latents get their values: from a table with one entry a
-row it would take those of the batch.
+All latents are outside the minibatched plates; :mod:`~numpyro_sgmcmc.model.checks` refuses others. Only ``_trace``
+gives the latents their values.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,15 +37,15 @@ class ModelPotential:
     The potential of a model for given arguments.
 
     :param model: NumPyro model.
-    :param tuple args: its arguments, JAX arrays where they are arrays.
+    :param tuple args: its arguments; all arrays among them are JAX arrays.
     :param dict kwargs: its keyword arguments.
     :param dict plates: the plates that are minibatched.
-    :param structure: the model's outline.
-    :param dict transforms: site -> NumPyro transform from unconstrained values to its support, in place of
+    :param structure: the model's structure.
+    :param dict transforms: site -> NumPyro transform from unconstrained values to its support, instead of
         ``biject_to(support)``.
 
     ``draws_local_sites`` says whether latent sites of the rows are drawn for each minibatch, ``keeps_local_values``
-    whether the draws begin at those of the previous visit.
+    whether these draws start at the values of the previous visit.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ModelPotential:
         transforms: Transforms | None = None,
     ) -> "ModelPotential":
         """
-        The potential of what a user hands in.
+        The potential for a user's model and arguments.
 
         :raises ValueError: see :func:`~numpyro_sgmcmc.model.checks.checked_structure`.
         """
@@ -95,7 +95,7 @@ class ModelPotential:
 
     @property
     def randomised(self) -> bool:
-        """Whether the model draws keys of its own (``numpyro.prng_key()``)."""
+        """Whether the model draws its own keys (``numpyro.prng_key()``)."""
         return self.structure.randomised
 
     @property
@@ -105,25 +105,28 @@ class ModelPotential:
 
     @property
     def row_sources(self) -> list[OnDisk]:
-        """Those with a row for each element of the minibatched plate; none where several plates are minibatched."""
+        """Those with one row for each element of the minibatched plate; none if several plates are minibatched."""
         sizes = [plate.size for plate in self.plates.values()]
         return [source for source in self.sources if [len(source)] == sizes]
 
     @property
     def sharded(self) -> list[ShardedRows]:
-        """The arguments whose rows are spread over devices."""
+        """The arguments whose rows are distributed over devices."""
         return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, ShardedRows)]
 
     @property
     def devices(self) -> int:
         """
-        Over how many devices they are spread.
+        The number of devices over which they are distributed.
 
-        :raises ValueError: some over more than others.
+        :raises ValueError: if it is not the same for all.
         """
         numbers = {array.devices for array in self.sharded} or {1}
         if len(numbers) > 1:
-            raise ValueError(f"{' and '.join(map(repr, self.sharded))} are not spread over the same devices.")
+            raise ValueError(
+                f"{' and '.join(map(repr, self.sharded))} are not distributed over the same number of devices. Use the "
+                "same for all."
+            )
         return numbers.pop()
 
     @contextmanager
@@ -131,8 +134,8 @@ class ModelPotential:
         self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
     ) -> Iterator[None]:
         """
-        Within it the :attr:`row_sources` give what has been read of these rows, devices over which rows are spread look
-        up their own, as many each, and the energies of rows have weights.
+        A context in which the :attr:`row_sources` return the data of these rows that have already been read, each
+        device looks up its own share of the rows, and the energies of the rows are weighted.
         """
         with ExitStack() as stack:
             stack.callback(setattr, self, "_weights", self._weights)
@@ -144,7 +147,7 @@ class ModelPotential:
 
     @property
     def local_values(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of what is kept of the local sites of a minibatch, a row along axis 0."""
+        """Shapes and dtypes of the stored values of the local sites of a minibatch, with rows along axis 0."""
 
         def values(z, rows):
             return self.visit(z, rows, None, None)[1]
@@ -152,15 +155,15 @@ class ModelPotential:
         return jax.eval_shape(values, self.prototype, self.some_rows())
 
     def _frozen(self) -> dict[str, Any]:
-        """Values of the `param` sites: those their initialisers give under one fixed key, equal for all chains."""
+        """Values of the `param` sites, from their initialisers with a fixed key, so that all chains have the same."""
         seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
         tr = handlers.trace(seeded).get_trace(*self.args, **self.kwargs)
         return {name: site["value"] for name, site in tr.items() if site["type"] == "param"}
 
     def some_rows(self) -> Rows:
         """
-        Rows for questions whose answer does not depend on them; O(batch), where all rows would be O(N). Never traced,
-        so that a NumPy array is indexed by NumPy and not copied to the device for them.
+        Rows for computations whose result does not depend on the rows; O(batch), where all rows would be O(N). They are
+        never traced, so that NumPy arrays are indexed by NumPy and not copied to the device.
         """
         with jax.ensure_compile_time_eval():
             return {name: jnp.arange(plate.batch_size, dtype=jnp.int32) for name, plate in self.plates.items()}
@@ -183,7 +186,7 @@ class ModelPotential:
                 yield name, plates, -log_prob
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
-        """Energy of everything outside the minibatched plates, transforms' Jacobians included; touches no data."""
+        """Energy of everything outside the minibatched plates, including the Jacobians of transforms; needs no data."""
         energies = self._energies(z, self.some_rows(), rng_key)
         return _sum(energy for _, plates, energy in energies if not self.plates.keys() & plates)
 
@@ -191,7 +194,7 @@ class ModelPotential:
         """
         Energy of each row in the batch, shape ``(batch_size,)``, without the factor N/n.
 
-        :raises ValueError: more or less than one plate is minibatched, so that a row is not defined.
+        :raises ValueError: if not exactly one plate is minibatched, so that a row is not defined.
         """
         if len(self.plates) != 1:
             raise ValueError(
@@ -208,16 +211,16 @@ class ModelPotential:
         return total
 
     def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
-        """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself where no plate is minibatched."""
+        """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself if no plate is minibatched."""
         return _sum(energy for _, _, energy in self._energies(z, rows, rng_key))
 
     def visit(
         self, z: Sites, rows: Rows, rng_key: jax.Array | None, before: tuple[Sites, jax.Array] | None
     ) -> tuple[jax.Array, Sites]:
         """
-        :meth:`estimate` with local sites that are drawn beginning at given values, and what is drawn.
+        :meth:`estimate` with local sites drawn by a chain that starts at given values, and the values drawn.
 
-        :param before: values by site, a row along axis 0, and whether there are any; None: draws from the prior.
+        :param before: values by site, with rows along axis 0, and whether a row has any; None: no row has any.
         """
         potential = copy.copy(self)
         potential._model = visits = visit(self._model, before)
@@ -229,10 +232,11 @@ class ModelPotential:
 
     def constrain(self, z: Sites) -> dict[str, jax.Array]:
         """
-        Constrained values of the latents and those deterministic sites that do not depend on rows.
+        Constrained values of the latents and of those deterministic sites that do not depend on rows.
 
-        Sites inside a minibatched plate are left out: they would be N numbers a draw, and evaluated at every step.
-        So are sites outside that depend on its rows, ``structure.left_out``: they would be those of one minibatch.
+        Sites inside a minibatched plate are left out: they would be N numbers per draw, evaluated at every transition.
+        Sites outside that depend on its rows, ``structure.left_out``, are left out too: their values would be those of
+        one minibatch.
         """
         constrained = {}
         for name, site in self._trace(z, self.some_rows(), None).items():
@@ -251,7 +255,7 @@ class ModelPotential:
         return {name: site["value"] for name, site in trace.items() if site["type"] in ("sample", "deterministic")}
 
     def with_values(self, values: dict[str, jax.Array]) -> "ModelPotential":
-        """The potential of the model whose deterministic sites have these values in place of their own."""
+        """The potential of the model in which these values replace those of deterministic sites."""
         potential = copy.copy(self)
         potential._model = handlers.substitute(self._model, data=values)
         return potential
@@ -270,7 +274,7 @@ class ModelPotential:
         return {name: jnp.asarray(inverse[name](value)) for name, value in values.items() if name in latents}
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
-        """A start of finite energy and gradient where one is found, by NumPyro's own search, on these rows."""
+        """A start with finite energy and gradient on these rows, if NumPyro's search finds one."""
         usual = ModelPotential(self._model, self.args, self.kwargs, self.plates, self.structure)
         prototype = self.prototype
         if self.transforms:  # the search is in NumPyro's own coordinates
@@ -291,8 +295,8 @@ def constrained_latents(
     model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites, transforms: Transforms | None = None
 ) -> dict[str, jax.Array]:
     """
-    Constrained values of the sites in ``z``, by their transforms alone. Other latents, as a Gibbs kernel leaves them
-    out here, are drawn; nothing depends on them unless a support does.
+    Constrained values of the sites in ``z``, computed by their transforms alone. Other latents, which a Gibbs kernel
+    leaves out here, are drawn; they matter only if a support depends on them.
     """
     seeded = handlers.seed(minibatch(model), jax.random.key(0))
     tr = handlers.trace(unconstrained(seeded, z, transforms)).get_trace(*args, **kwargs)

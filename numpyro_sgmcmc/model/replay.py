@@ -1,11 +1,11 @@
 """
-Running a model twice: once to see the values of all that stands outside of the local sites, whose density is then a
-function of their own values alone.
+Runs a model twice: the first run records the values of all sites except the local ones. The log density of the local
+sites is then a function of their own values alone.
 
-The first run goes through to the handlers around it, which give the global sites their values and the plates their
-rows. Hidden from them are the local sites, and the sites after the first of these that stand in the same plates: what
-depends on a local site. The second run is hidden altogether. It puts recorded values in place, gives the local sites
-those that it is asked about, and returns the log density of what was hidden, for each element of the plates.
+In the first run the handlers around the model give the global sites their values and the plates their rows. Two kinds
+of sites are hidden from these handlers: the local sites, and the sites after the first of them in the same plates,
+which depend on local sites. The second run is completely hidden. It uses the recorded values and given values of the
+local sites, and returns the log density of the hidden sites, for each element of the plates.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ from numpyro.primitives import Messenger
 
 
 class LocalError(ValueError):
-    """What is wrong with a local site, by its name."""
+    """An error in a local site; the message names the site."""
 
 
 class LocalSite(NamedTuple):
     """
-    - **fn** - its distribution, given the global sites and the local ones before it.
-    - **value** - that it had in the first run.
+    - **fn** - its distribution, given the global sites and the previous local ones.
+    - **value** - its value in the first run.
     """
 
     fn: Any
@@ -33,7 +33,7 @@ class LocalSite(NamedTuple):
 
 class FirstRun(Messenger):
     """
-    :param is_local: message of a sample site that is not observed -> whether it is to be hidden.
+    :param is_local: message of a sample site that is not observed -> whether it is hidden.
     :param value_of: name, distribution -> value of a local site in this run.
     """
 
@@ -45,7 +45,7 @@ class FirstRun(Messenger):
         self.values: dict[str, Any] = {}
         self.nameless: dict[str, list[Any]] = {"control_flow": [], "prng_key": []}  # values of scans, keys
         self.hidden: set[str] = set()
-        self.observed: list[str] = []  # the observed sites among these
+        self.observed: list[str] = []  # the observed sites among the hidden ones
         self.latents: list[str] = []
         super().__init__(None)
 
@@ -56,12 +56,12 @@ class FirstRun(Messenger):
         if msg["type"] == "sample" and not msg["is_observed"] and self.is_local(msg):
             if self.sites and frames != self.frames:
                 raise LocalError(
-                    f"local site {msg['name']!r} stands in the plates {sorted(frames)} and {next(iter(self.sites))!r} "
-                    f"in {sorted(self.frames)}; local sites must stand in the same plates."
+                    f"local site {msg['name']!r} is in the plates {sorted(frames)}, but {next(iter(self.sites))!r} is "
+                    f"in {sorted(self.frames)}. All local sites must be in the same plates."
                 )
             self.frames = frames
             value = self.value_of(msg["name"], msg["fn"])
-            for name, dim in frames.items():  # what depends on it depends on the rows
+            for name, dim in frames.items():  # add 0 * rows, so that everything that depends on it depends on the rows
                 rows = 0 * self.plates[name][1]
                 value = value + rows.reshape(-1, *(1,) * (-dim - 1 + msg["fn"].event_dim)).astype(
                     jnp.result_type(value)
@@ -71,8 +71,8 @@ class FirstRun(Messenger):
         elif self.sites and self.frames.items() <= frames.items():
             if msg["type"] == "sample" and not msg["is_observed"]:
                 raise LocalError(
-                    f"latent site {msg['name']!r} stands in the plates of the local site {next(iter(self.sites))!r} "
-                    "and is not local itself. Mark it as well, or marginalise it."
+                    f"latent site {msg['name']!r} is in the plates of the local site {next(iter(self.sites))!r}, but "
+                    "is not local itself. Mark it as local too, or marginalise it."
                 )
             msg["stop"] = True
             self.hidden.add(msg["name"])
@@ -126,8 +126,8 @@ class _Replay(Messenger):
 def run_again(model: Callable, args: tuple, kwargs: Mapping[str, Any], first: FirstRun, value_of: Callable) -> Any:
     """
     :param value_of: name, distribution -> value of a local site.
-    :return: the log density of the local sites and of all that was hidden with them, summed to the plates of the local
-        sites, and those of the other sites, by name.
+    :return: the log density of the local sites and all hidden sites, summed to the plates of the local sites, and the
+        log densities of the other sites, by name.
     """
     replay = _Replay(first, value_of)
     with replay:
@@ -138,13 +138,13 @@ def run_again(model: Callable, args: tuple, kwargs: Mapping[str, Any], first: Fi
 
 
 def to_plates(density: jax.Array, dims: list[int]) -> jax.Array:
-    """The sum over all dimensions but these, which are counted from the right."""
+    """The sum over all dimensions except these, which are counted from the right."""
     summed = density.sum(tuple(k for k in range(-density.ndim, 0) if k not in set(dims)), keepdims=True)
     return summed.reshape(summed.shape[-max(-dim for dim in dims) :])
 
 
 def emit(name: str, density: jax.Array, first: FirstRun) -> None:
-    """A factor in the plates of the local sites."""
+    """Adds a factor in the plates of the local sites."""
 
     def inside(frames):
         if not frames:

@@ -1,7 +1,7 @@
 """
-What a model looks like from the data's side: its sample sites, its plates, and what depends on the rows of a plate.
+The structure of a model: its sample sites, its plates, and what depends on the rows of a plate.
 
-Everything here is decided from abstract traces, before anything is compiled, and leaves plain Python values behind.
+It is found by abstract tracing, before anything is compiled, and consists of plain Python values.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from numpyro_sgmcmc.utils.compat import ParamShape
 
 
 class Site(NamedTuple):
-    """What must be known of a sample site, in plain Python."""
+    """The properties of a sample site, as plain Python values."""
 
     observed: bool
     plates: Mapping[str, int]  # plate name -> dim
@@ -35,16 +35,16 @@ class Site(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """A model's outline: its sample sites, its plates and the statements that need care."""
+    """The structure of a model: its sample sites, its plates, and its other statements that need attention."""
 
     sites: Mapping[str, Site]
     plates: Mapping[str, tuple[int, int | None]]  # name -> (size, declared subsample_size)
     frozen: tuple[str, ...]  # `param` sites with a value that is used
     has_params: bool
     mutable: tuple[str, ...]
-    in_scan: Mapping[str, tuple[int, int | None]]  # plates inside `scan`, likewise
+    in_scan: Mapping[str, tuple[int, int | None]]  # the same for plates inside `scan`
     randomised: bool
-    left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate and stand outside of it
+    left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate but are outside it
     lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate
 
     @property
@@ -58,7 +58,7 @@ class Structure(NamedTuple):
 
 
 class _Statements(NamedTuple):
-    """What one trace says of each statement, in plain Python."""
+    """The statements found by one trace, as plain Python values."""
 
     sites: dict[str, Site]
     deterministic: dict[str, tuple[str, ...]]  # name -> plates
@@ -75,7 +75,7 @@ def outline(
     transforms: Transforms | None = None,
 ) -> Structure:
     """
-    Trace the model once, abstractly, with the named plates cut to the given lengths.
+    Traces the model once, abstractly, with the named plates cut to the given lengths.
     """
     chosen = minibatch(model)
     statements, facts, lookups = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
@@ -106,7 +106,7 @@ def _abstract_run(
     transforms: Transforms | None,
 ) -> tuple[_Statements, Any, list[Lookup]]:
     """
-    :return: the statements; what is known of log densities and deterministic values, by name; the arrays indexed.
+    :return: the statements; the facts about log densities and deterministic values, by name; the indexed arrays.
     """
     found: list[_Statements] = []
     shapes, with_traced = without_data(args, kwargs)
@@ -117,7 +117,7 @@ def _abstract_run(
         seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=init_to_sample)
         tr = handlers.trace(seeded).get_trace(*traced_args, **traced_kwargs)
         densities = {name: log_density(name, site) for name, site in tr.items() if site["type"] == "sample"}
-        # what is read here is static; the shapes are read while the tracers live
+        # these values are static; the shapes must be read while the tracers exist
         found.append(_read(tr, densities, transforms))
         values = {name: _arrays(tr[name]["value"]) for name in found[-1].deterministic}
         return densities, values
@@ -129,8 +129,8 @@ def _abstract_run(
         declared = {name: n for name, (size, n) in chosen.declared.items() if n is not None and n < size}
         if declared and not batch_sizes:
             error.add_note(
-                "numpyro_sgmcmc ran the model with all rows of its plates, which it must be given: pass the whole data"
-                f", not a minibatch of it (the model declares subsample_size={declared})."
+                "numpyro_sgmcmc ran the model with all rows of its plates. Pass the whole data, not a minibatch of it "
+                f"(the model declares subsample_size={declared})."
             )
         raise
     # dicts are flattened in the order of their keys
@@ -143,7 +143,7 @@ def _abstract_run(
 
 
 def log_density(name: str, site: Any) -> jax.Array:
-    """The log density of a site, not scaled. Where it fails, ``name`` is looked up in the traceback."""
+    """The unscaled log density of a site. If it fails, ``name`` is read from the traceback."""
     return site["fn"].log_prob(site["value"])
 
 
@@ -163,7 +163,7 @@ def _arrays(value: Any) -> list[jax.Array]:
 
 
 def _is_used(value: Any) -> bool:
-    # random_*_module puts a ParamShape in the place of every parameter it gives a prior
+    # random_*_module replaces every parameter that has a prior by a ParamShape
     is_shape = lambda leaf: isinstance(leaf, ParamShape)  # noqa: E731
     return not all(is_shape(leaf) for leaf in jax.tree.leaves(value, is_leaf=is_shape))
 

@@ -1,6 +1,6 @@
 """
-Which rows a step sees: schemes, as :class:`~numpyro_sgmcmc.types.RowScheme` describes them. Those that do not repeat
-rows use :func:`~numpyro_sgmcmc.rows.permutation.permute`.
+Row schemes (:class:`~numpyro_sgmcmc.types.RowScheme`), which choose the rows of a step. Those that do not repeat rows
+use :func:`~numpyro_sgmcmc.rows.permutation.permute`.
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ class Reshuffled:
     Within an epoch the errors of the minibatch gradients cancel, which removes most of the excess variance that
     independent minibatches cause, as long as an epoch is short compared with the relaxation of the chain (Paulin et
     al. 2025).
-    Rows that do not fill a last batch are left out of that epoch; every epoch starts anew, so every row is equally
-    likely at every step.
+    Rows that do not fill a last batch are left out of that epoch; every epoch draws a new order, so every row is
+    equally likely at every step.
 
-    :param bool contiguous: hand out neighbouring rows, the blocks in random order and their boundaries shifted at
-        random each epoch. 2 to 5 times faster on large data, for memory is read in order. The rows of the data must
-        be in random order themselves (:func:`shuffle_rows`): blocks of sorted data are unlike each other, which makes
-        the gradients noisier and, as their partition is nearly fixed, noisy in the same directions in every epoch.
+    :param bool contiguous: use blocks of neighbouring rows, in random order, with boundaries that are shifted at random
+        each epoch. This is 2 to 5 times faster on large data, because memory is read in order. The rows of the data
+        must be in random order themselves (:func:`shuffle_rows`): blocks of sorted data differ from each other, which
+        makes the gradients noisier and, as the blocks are nearly fixed, noisy in the same directions in every epoch.
 
     **Example**
 
@@ -59,7 +59,7 @@ class Reshuffled:
             return permute(order, position * batch_size + places, size)
         order = words(rng_key, epoch, words_needed(batches) + 1)
         block = permute(order[:-1], position, batches).astype(jnp.uint32) * batch_size
-        # as behind permute: the shift would be computed for each element of the batch
+        # a barrier as in permute: otherwise the shift would be computed for each element of the batch
         first = lax.optimization_barrier(add(order[-1] % jnp.uint32(size), block, size))
         return add(first, places, size).astype(jnp.int32)
 
@@ -67,7 +67,7 @@ class Reshuffled:
 @dataclass(frozen=True)
 class WithoutReplacement:
     """
-    A fresh batch of distinct rows at every step, independent of the batches before.
+    A new batch of distinct rows at every step, independent of the previous batches.
 
     **Example**
 
@@ -92,7 +92,7 @@ class WithoutReplacement:
 @dataclass(frozen=True)
 class WithReplacement:
     """
-    Rows drawn independently of each other; a row may come twice in a batch.
+    Rows drawn independently of each other; a row may occur twice in a batch.
 
     **Example**
 
@@ -116,16 +116,16 @@ class WithReplacement:
 @dataclass(frozen=True)
 class Sharded:
     """
-    Of every device the same number of rows of its own, for arrays of :func:`~numpyro_sgmcmc.shard_rows`. Kernels use it
-    by themselves where the arrays are sharded. Given to a kernel whose arrays are on one device, it draws the same rows
-    there, and so the draws of several devices up to rounding.
+    Draws the same number of rows from every device, for arrays of :func:`~numpyro_sgmcmc.shard_rows`. Kernels use it
+    automatically if the arrays are sharded. In a kernel whose arrays are on one device it draws the same rows, and so
+    gives the same draws as on several devices, up to rounding.
 
-    Where D does not divide N, the first devices have a row more than the others. Their rows come less often, and count
-    more: the kernel gives those of device k the weight :math:`D N_k / N`, which makes its gradients unbiased.
+    If D does not divide N, the first devices have one row more than the others. Their rows are drawn less often, so
+    they have a larger weight: :math:`D N_k / N` for those of device k, which makes the gradients unbiased.
 
-    :param rows: the scheme by which each device chooses among its rows, in the order of its key.
-    :param int devices: D. Batches of n are shared equally.
-    :raises ValueError: n is no multiple of D.
+    :param rows: the scheme by which each device chooses among its rows, with its own key.
+    :param int devices: D. Each device draws n / D of the n rows of a batch.
+    :raises ValueError: if n is not a multiple of D.
 
     **Example**
 
@@ -173,32 +173,32 @@ class Sharded:
         return jnp.concatenate(parts)
 
     def weights(self, size: int, batch_size: int) -> np.ndarray | None:
-        """What each row of a batch counts; None where all count 1."""
+        """The weight of each row of a batch; None if all are 1."""
         return Shares(size, self.devices).weights(batch_size)
 
 
 def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
     """
-    The scheme that asks each device over which a potential's rows are spread for rows of its own.
+    The scheme that draws rows from each of the devices over which a potential's rows are distributed.
 
-    :raises ValueError: a scheme for another number of devices, or more than one minibatched plate.
+    :raises ValueError: for a scheme for another number of devices, or more than one minibatched plate.
     """
     devices = potential.devices
     if devices == 1 or getattr(scheme, "devices", 0) == devices:
         return scheme
     if isinstance(scheme, Sharded):
-        raise ValueError(f"rows={scheme}: the rows of the data are spread over {devices} devices. Leave out Sharded.")
+        raise ValueError(f"rows={scheme}: the data are distributed over {devices} devices. Leave Sharded out.")
     if len(potential.plates) > 1:
         raise ValueError(
-            f"the plates {' and '.join(map(repr, potential.plates))} are all minibatched, and rows that are spread "
-            "over devices are those of one plate. Leave all but one whole."
+            f"the plates {' and '.join(map(repr, potential.plates))} are all minibatched, but only one plate can have "
+            "rows that are distributed over devices. Minibatch only that one."
         )
     return Sharded(scheme, devices)
 
 
 def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:
     """
-    The rows of the next batch of every plate, and the state after it. Each of several plates has a key of its own.
+    The rows of the next batch of every plate, and the state after it. With several plates, each has its own key.
     """
     keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
     rows = {
@@ -209,7 +209,7 @@ def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) 
 
 
 def row_weights(scheme: RowScheme, plates: Mapping[str, Plate]) -> dict[str, np.ndarray]:
-    """What the rows of a batch count, for each plate where that is not 1."""
+    """The weights of the rows of a batch, for each plate where they are not 1."""
     if not isinstance(scheme, Sharded):
         return {}
     weights = {name: scheme.weights(plate.size, plate.batch_size) for name, plate in plates.items()}
@@ -223,7 +223,7 @@ def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:
     :param rng_key: random key.
     :param arrays: arrays with the same number of rows; NumPy arrays stay NumPy arrays.
     :return: the shuffled array, or a tuple of them.
-    :raises ValueError: the arrays differ in their number of rows.
+    :raises ValueError: if the arrays differ in their number of rows.
 
     **Example**
 
@@ -239,7 +239,7 @@ def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:
     lengths = [np.shape(array)[0] if np.ndim(array) else -1 for array in arrays]
     if not arrays or -1 in lengths or len(set(lengths)) > 1:
         shapes = ", ".join(str(np.shape(array)) for array in arrays)
-        raise ValueError(f"shuffle_rows needs arrays with one common number of rows, got shapes {shapes or 'none'}.")
+        raise ValueError(f"shuffle_rows needs arrays with the same number of rows, got shapes {shapes or 'none'}.")
     order = random.permutation(rng_key, lengths[0])
     shuffled = tuple(
         array[np.asarray(order)] if isinstance(array, np.ndarray) else jnp.asarray(array)[order] for array in arrays

@@ -1,8 +1,9 @@
 """
-A run that outlives its process: the chains advance by pieces, and after some of them their state is written.
+A run that can be continued after its process has ended: the chains advance in segments, and their state is saved after
+some of these.
 
-A transition is a function of the state alone, the next key and the place in the sequence of minibatches among it. So a
-run that goes on from a state makes the very draws that it would have made.
+A transition depends only on the state, which includes the next key and the position in the sequence of minibatches. So
+a run that continues from a saved state makes the same draws as an uninterrupted one.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,15 +41,16 @@ logger = logging.getLogger(__name__.partition(".")[0])
 
 class Progress(NamedTuple):
     """
-    What a hook is told at a checkpoint.
+    The argument of a hook, at each checkpoint.
 
-    - **transition**, **total** - made so far, and in the whole run, the warm-up's among them.
-    - **draws** - of each chain so far.
-    - **rows**, **passes** - rows that the steps of each chain have used, and the same in passes over the data; of
-      several plates those of the largest. What the warm-up takes to find its numbers is not counted.
-    - **rows_per_second** - of each chain, in this process so far; NaN before there is one.
-    - **seconds** - since :meth:`Checkpointed.run` was called.
-    - **left** - seconds, at the pace of this process so far; NaN before it has one.
+    - **transition**, **total** - transitions so far, and of the whole run, including the warm-up.
+    - **draws** - draws of each chain so far.
+    - **rows**, **passes** - rows that the steps of each chain have used, and the same in passes over the data; with
+      several plates, those of the largest. Rows that the warm-up uses to choose its settings are not counted.
+    - **rows_per_second** - rows per second of each chain, in this process so far; NaN before its first transition.
+    - **seconds** - since the call of :meth:`Checkpointed.run`.
+    - **left** - estimate of the remaining seconds, at the speed of this process so far; NaN before its first
+      transition.
     """
 
     transition: int
@@ -69,30 +71,31 @@ class Progress(NamedTuple):
 
 class Checkpointed:
     """
-    A run that survives the end of its process. The same lines start it and continue it, and its draws are those of
-    ``mcmc.run`` with the same key.
+    A run that can be continued after its process has ended. The same lines start it and continue it, and its draws are
+    those of ``mcmc.run`` with the same key.
 
-    With ``chain_method="parallel"`` NumPyro compiles start and loop as one program, which may round differently, so
-    there the draws are those of an undisturbed run of ``Checkpointed``.
+    With ``chain_method="parallel"`` NumPyro compiles start and loop as one program, which may round differently. In
+    that case the draws are those of an uninterrupted run of ``Checkpointed``.
 
     The folder contains ``draws``, a Zarr group that ``xarray.open_datatree`` opens for ArviZ even during the run;
     ``state-*.npz``; and ``run.json``, which identifies the run. No file is pickled. Only one process at a time may use
     a folder.
 
-    Afterwards ``mcmc`` is as after ``mcmc.run``: ``get_samples``, ``last_state``, ``summary(mcmc)`` and ArviZ work.
+    Afterwards ``mcmc`` is in the same state as after ``mcmc.run``: ``get_samples``, ``last_state``, ``summary(mcmc)``
+    and ArviZ work.
 
     :param MCMC mcmc: with a kernel of this package; any chain method, thinning, number of chains. Its progress bar is
         not shown; every checkpoint is logged at level INFO.
-    :param folder: is made if it does not exist.
+    :param folder: created if it does not exist.
     :param every: transitions between two checkpoints, or a :class:`~datetime.timedelta`. If the process ends, at most
-        this much work is lost, and with a time also the segment under way, about a tenth of it.
-    :param hook: called with a :class:`~numpyro_sgmcmc.runs.checkpointed.Progress` after each checkpoint. What it raises
-        ends the run, which can go on later.
-    :param averages: a function of a draw, a dict of constrained values, whose mean and variance are kept in place of
-        the draws; any tree of arrays, ``dict`` for the values themselves. They are in :attr:`averages` when the run
-        has ended, and ``get_samples()`` is empty. What else is collected, some numbers a draw, is kept all the same.
-    :raises TypeError: another kernel, or an ``every`` that is neither of the two.
-    :raises ValueError: ``mcmc.post_warmup_state`` is set; ``every`` is not above 0.
+        this much work is lost; with a time, also the current segment, about a tenth of it.
+    :param hook: called with a :class:`~numpyro_sgmcmc.runs.checkpointed.Progress` after each checkpoint. An exception
+        in it stops the run, which can be continued later.
+    :param averages: a function of a draw, a dict of constrained values, that returns any pytree of arrays; ``dict`` for
+        the values themselves. Its mean and variance are kept instead of the draws. They are in :attr:`averages` when
+        the run has ended, and ``get_samples()`` is empty. The other fields, a few numbers per draw, are still kept.
+    :raises TypeError: for another kernel, or an ``every`` of another type.
+    :raises ValueError: if ``mcmc.post_warmup_state`` is set, or ``every`` is not above 0.
 
     **Example**
 
@@ -133,11 +136,11 @@ class Checkpointed:
     ):
         if not isinstance(mcmc, MCMC) or not isinstance(mcmc.sampler, SGMCMC):
             kind = type(getattr(mcmc, "sampler", mcmc)).__name__
-            raise TypeError(f"Checkpointed(mcmc) is for runs of MCMC with a kernel of numpyro_sgmcmc, not {kind}.")
+            raise TypeError(f"Checkpointed(mcmc) needs an MCMC with a kernel of numpyro_sgmcmc, not {kind}.")
         if mcmc.post_warmup_state is not None:
             raise ValueError(
-                "Checkpointed(mcmc) begins with the warm-up, and mcmc.post_warmup_state is set. Make a new MCMC; a run "
-                "that was interrupted goes on from its folder."
+                "Checkpointed(mcmc) starts with the warm-up, but mcmc.post_warmup_state is set. Make a new MCMC; an "
+                "interrupted run continues from its folder."
             )
         if isinstance(every, timedelta):
             if every <= timedelta():
@@ -155,9 +158,9 @@ class Checkpointed:
     @property
     def averages(self) -> Averages:
         """
-        Mean and variance of the draws of the run that has ended, by chain.
+        Mean and variance of the draws, by chain, after the end of the run.
 
-        :raises ValueError: none were asked for, or the run has not ended.
+        :raises ValueError: if ``averages`` was not given, or the run has not ended.
         """
         if self._averages is None:
             raise ValueError("there are no averages: give Checkpointed averages=dict, and run it.")
@@ -174,8 +177,8 @@ class Checkpointed:
         """
         Start the run, or continue it. The arguments are those of :meth:`numpyro.infer.MCMC.run`.
 
-        :raises ValueError: the folder holds a run of another model, kernel, key, version, or of other data or numbers;
-            none of its checkpoints can be read.
+        :raises ValueError: if the folder contains a run with another model, kernel, key, version, other data or other
+            numbers, or if none of its checkpoints can be read.
         """
         mcmc = self.mcmc
         keys = random.split(rng_key, mcmc.num_chains) if mcmc.num_chains > 1 and is_key(rng_key) else rng_key
@@ -222,7 +225,7 @@ class Checkpointed:
             for file, values in zip(files, draws):
                 file.append(values)
             if isinstance(self.every, timedelta):
-                # pieces of about a tenth of the time; the first one is compiled, which takes longer
+                # segments of about a tenth of the time; the first one takes longer, as it is compiled
                 n = 2 * n if time.monotonic() - at < self.every.total_seconds() / 10 else max(n // 2, 1)
                 due = time.monotonic() - last >= self.every.total_seconds()
             else:
@@ -242,7 +245,7 @@ class Checkpointed:
             self.hook(progress)
 
     def _check_run(self, segments: Segments, rng_key: jax.Array, fields: tuple, names: list[str]) -> None:
-        """Writes down which run this is, or compares it with the one that is written down."""
+        """Writes the identity of this run to ``run.json``, or compares it with the one there."""
         mcmc, kernel = self.mcmc, self.mcmc.sampler
         potential: ModelPotential = kernel._potential(segments.args, segments.kwargs)
         one = jax.eval_shape(lambda keys: keys if is_key(keys) else keys[0], segments.keys)
@@ -276,7 +279,7 @@ class Checkpointed:
 
 
 class Pace:
-    """How fast a process makes its transitions, from where it began."""
+    """The speed of a process since its first transition."""
 
     def __init__(self, segments: Segments, begin: float, t: int, carry: Carry):
         plates = segments.mcmc.sampler._potential(segments.args, segments.kwargs).plates.values()
@@ -292,13 +295,13 @@ class Pace:
 
 
 def _steps(carry: Carry) -> int:
-    """That the chains have made, more than their counter of 32 bits can tell."""
+    """Steps that the chains have made, including those before their 32-bit counter started again at 0."""
     wraps = Marks.of(carry.state.marks).wraps
     return int(np.ravel(carry.state.i)[0]) + 2**32 * int(np.ravel(wraps)[0])
 
 
 def _names_of(segments: Segments) -> list[str]:
-    """Of the collected arrays, group and name: a site's own for its draws, else the path of the field."""
+    """Group and name of each collected array: the name of the site for draws, otherwise the path of the field."""
     paths, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(segments.draw_tree, segments.draw))
 
     def name(path: tuple) -> str:

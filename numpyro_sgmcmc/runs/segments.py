@@ -1,10 +1,10 @@
 """
-A run in pieces. One compiled loop serves pieces of any length, in the warm-up and after it:
+A run in segments. The same compiled loop is used for segments of any length, in the warm-up and after it:
 
     for i in t .. t + n - 1:  state = sample(state);  buffer[(i - start) // thinning] = draw of the state
 
-Draw k is what the last transition of its ``thinning`` leaves, as in :class:`~numpyro.infer.MCMC`, whose numbers these
-are: the transition is the same program, and n and t are numbers that it is told.
+Each draw is the state after the last of ``thinning`` transitions, as in :class:`~numpyro.infer.MCMC`. The draws are the
+same: the transition is the same program, and n and t are its arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.runs.averages import Moments
 
 BUFFER = 2**26  # bytes of draws that are collected before they are written
-LONGEST = 1024  # transitions
+LONGEST = 1024  # maximal number of transitions of a segment
 
 
 class Carry(NamedTuple):
     """
-    What a run goes on from.
+    The state of a run between two segments.
 
-    - **state** - of the chains.
-    - **moments** - of the draws so far, where these are averaged, else ``()``.
+    - **state** - state of the chains.
+    - **moments** - moments of the draws so far, if these are averaged, otherwise ``()``.
     """
 
     state: Any
@@ -40,7 +40,7 @@ class Segments:
 
     :param keys: one key, or one for each chain.
     :param fields: collected fields of the state, the position first.
-    :param averages: a function of a draw, of whose values the moments are kept in place of the positions; None: the
+    :param averages: a function of a draw; the moments of its values are kept instead of the positions. None: the
         positions are kept.
     """
 
@@ -61,9 +61,9 @@ class Segments:
         self.total = mcmc.num_warmup + mcmc.num_samples
         self.start = mcmc.num_warmup + mcmc.num_samples % mcmc.thinning
         several = self.chains > 1
-        self.mapped = several and mcmc.chain_method != "vectorized"  # each chain by itself, or a state of several
+        self.mapped = several and mcmc.chain_method != "vectorized"  # one state per chain, or one of several chains
         first = jax.tree.map(lambda x: x[0], (keys, init_params)) if self.mapped else (keys, init_params)
-        self.carry = jax.eval_shape(self._init, first)  # of one program: a chain, or all of them
+        self.carry = jax.eval_shape(self._init, first)  # the carry of one program: of one chain, or of all chains
         collected = jax.eval_shape(self.collect, self.carry.state)
         self.draw, self.draw_tree = jax.tree.flatten(collected)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in self.draw) * (self.chains if self.mapped else 1)
@@ -76,17 +76,17 @@ class Segments:
     def _init(self, start: tuple) -> Carry:
         key, init_params = start
         state = self.mcmc.sampler.init(key, self.mcmc.num_warmup, init_params, self.args, self.kwargs)
-        # no weak types: what is read from a file has none, and would be compiled for again
+        # no weak types: arrays read from a file have none, and would cause a second compilation
         state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype) if _is_number(x) else x, state)
         moments = () if self.averages is None else Moments.of_none(jax.eval_shape(self.averaged, state))
         return Carry(state, moments)
 
     def sample(self, state: Any) -> Any:
-        """A transition."""
+        """One transition."""
         return self.mcmc.sampler.sample(state, self.args, self.kwargs)
 
     def collect(self, state: Any) -> dict[str, Any]:
-        """What is kept of a state, the position constrained."""
+        """The collected fields of a state, with constrained positions."""
         found = {name: _attribute(state, name) for name in self.fields if not name.startswith("~z.")}
         return found | {"z": self._over_chains_of(state, self._constrained) if self.averages is None else {}}
 
@@ -96,7 +96,7 @@ class Segments:
         return {site: x for site, x in constrain(z).items() if site not in left_out}
 
     def averaged(self, state: Any) -> Any:
-        """What is averaged of a state."""
+        """The values of a state that are averaged."""
         assert self.averages is not None
         function = self.averages
         return self._over_chains_of(state, lambda z: function(self._constrained(z)))
@@ -105,7 +105,7 @@ class Segments:
         return jax.vmap(fn)(state.z) if jnp.ndim(state.i) else fn(state.z)
 
     def _kept(self, t: Any) -> Any:
-        """Draws that t transitions leave."""
+        """The number of draws kept from t transitions."""
         return (jnp if isinstance(t, jax.Array) else np).maximum(t - self.start, 0) // self.mcmc.thinning
 
     def _loop(self, carry: Carry, t: jax.Array, n: jax.Array) -> tuple[Carry, list[jax.Array]]:
@@ -127,12 +127,12 @@ class Segments:
     # -- all chains ---------------------------------------------------------------------------------------------
 
     def begin(self) -> Carry:
-        """The states in which the run starts."""
+        """The initial states of the run."""
         at = self.keys, self.init_params
         return self._map(self._init)(at) if self.mapped else self._init(at)
 
     def _map(self, fn: Callable) -> Callable:
-        """As NumPyro maps a function over chains."""
+        """Maps a function over chains, as NumPyro does."""
         method = self.mcmc.chain_method
         if method == "sequential":
             return lambda *trees: _stacked([fn(*_chain(trees, k)) for k in range(self.chains)])
@@ -140,9 +140,9 @@ class Segments:
 
     def advance(self, carry: Carry, t: int, n: int) -> tuple[Carry, list[np.ndarray]]:
         """
-        ``n`` transitions after the first ``t``.
+        Makes ``n`` transitions after the first ``t``.
 
-        :return: the states, and the draws that they leave: of each collected array, shape ``(draws, chains, ...)``.
+        :return: the states, and the new draws of each collected array, shape ``(draws, chains, ...)``.
         """
         at = jnp.int32(t), jnp.int32(n)
         if self._over_chains is not None and self.mapped:
@@ -161,17 +161,17 @@ class Segments:
         return carry, draws
 
     def shapes(self) -> list[tuple[tuple[int, ...], Any]]:
-        """Of one draw of all chains, of each collected array."""
+        """Shape and dtype of one draw of all chains, for each collected array."""
         front = (self.chains,) if self.mapped or self.chains == 1 else ()
         return [((*front, *leaf.shape), leaf.dtype) for leaf in self.draw]
 
     def whole(self, draws: list[np.ndarray]) -> dict[str, Any]:
-        """The collected fields of a run, chains in front, as :class:`~numpyro.infer.MCMC` holds them."""
+        """The collected fields of a run, with chains along the first axis, as in :class:`~numpyro.infer.MCMC`."""
         return self.draw_tree.unflatten([jnp.asarray(x.swapaxes(0, 1)) for x in draws])
 
 
 def _attribute(state: Any, name: str) -> Any:
-    """``"momentum.mu"`` of a state, where some parts are dicts."""
+    """A nested attribute of a state, such as ``"momentum.mu"``; some parts are dicts."""
     for part in name.split("."):
         state = state[part] if isinstance(state, dict) else getattr(state, part)
     return state

@@ -1,4 +1,4 @@
-"""A mode of the posterior from minibatches: where control variates are centred and where chains may start."""
+"""Finds a mode of the posterior from minibatches, as a centre of control variates or a start for chains."""
 
 from collections.abc import Callable, Iterator, Mapping
 import math
@@ -22,11 +22,11 @@ from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
 
-FIRST, LAST = 0.1, 1e-6  # Adam's step, in the units of a coordinate: 1 at first
-ROUNDS = 8  # at most
-STRAIGHT = 0.25  # a coordinate that goes this part of a round's possible way gets
-GROWTH = 10.0  # times as large a unit in the next
-SEGMENTS = 50  # of a round, for the progress bar
+FIRST, LAST = 0.1, 1e-6  # Adam's step size, in units of a coordinate, which are 1 at first
+ROUNDS = 8  # maximal number of rounds
+STRAIGHT = 0.25  # if a coordinate moves by more than this part of the maximal distance of a round,
+GROWTH = 10.0  # its unit grows by this factor in the next
+SEGMENTS = 50  # segments of a round, for the progress bar
 PRODUCTS = 8  # products with the Hessian in the check
 
 
@@ -48,26 +48,28 @@ def find_mode(
 
     The descent takes up to eight rounds of ``num_steps`` steps, until the Newton step :math:`H^{-1}\nabla U` is at most
     one posterior standard deviation long (root mean square over coordinates). Its length is computed from a gradient
-    over all rows and a few products with the Hessian H. A coordinate that moved far in one round, as happens if the
-    data are not standardised, takes ten times larger steps in the next.
+    over all rows and a few products with the Hessian H. If a coordinate moves far in one round, for example because the
+    data are not standardised, it takes ten times larger steps in the next.
 
     :param model: NumPyro model.
     :param rng_key: random key of the start and the minibatches.
     :param args: arguments of the model.
     :param batch_size: as for the kernels.
-    :param int num_steps: minibatches of a round.
-    :param optimizer: of :mod:`numpyro.optim` or optax, for one round; None: Adam with a step size that falls
+    :param int num_steps: minibatches per round.
+    :param optimizer: from :mod:`numpyro.optim` or optax, for one round; None: Adam with a step size that decreases
         geometrically from 0.1 to 1e-6 in each round.
-    :param bool progress_bar: whether to show one for each round.
+    :param bool progress_bar: whether to show a progress bar for each round.
     :param local: as for the kernels.
-    :param model_args: arguments of the model, in place of ``args``.
+    :param model_args: arguments of the model, instead of ``args``.
     :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
     :param kwargs: more keyword arguments of the model.
     :return: dict of unconstrained values, for :class:`~numpyro_sgmcmc.ControlVariate` and ``init_params``. With several
-        chains NumPyro takes a value for each: ``init_params=jax.tree.map(lambda x: jnp.stack([x] * 4), mode)``.
-    :raises TypeError: a model that is not callable, a key that is none, or an argument of the model given twice.
-    :raises ValueError: a model that cannot be minibatched so; an energy that is not finite at the start.
-    :warns UserWarning: the last round ended further than that from a minimum, or at none.
+        chains NumPyro needs a value for each: ``init_params=jax.tree.map(lambda x: jnp.stack([x] * 4), mode)``.
+    :raises TypeError: for a model that is not callable, an ``rng_key`` that is not a key, or an argument of the model
+        given twice.
+    :raises ValueError: for a model that cannot be minibatched with this ``batch_size``; an energy that is not finite at
+        the start.
+    :warns UserWarning: if the last round ended further than one standard deviation from a minimum, or not near one.
 
     **Example**
 
@@ -99,7 +101,7 @@ def find_mode(
         optimizer = optax_to_numpyro(optimizer)
     key_start, key_check, key_rows, key_model = random.split(rng_key, 4)
 
-    # what differs between rounds and segments is an argument, so that each is the same program
+    # whatever differs between rounds and segments is an argument, so that all use the same compiled program
     def advance(potential: Potential, state: Any, steps: Any, units: Sites, key_rows: Any, key_model: Any) -> Any:
         loss = lambda u, rows, key: potential.estimate(_times(u, units), rows, key)  # noqa: E731
         return minimise(loss, optimizer, state, steps, Reshuffled(), potential.plates, key_rows, key_model)
@@ -107,10 +109,10 @@ def find_mode(
     model = with_local(model, local)
     if keeps_values(model):
         raise ValueError(
-            'local= has start="previous", and find_mode keeps no values from visit to visit. Use start=None or a '
+            'local= has start="previous", but find_mode keeps no values from visit to visit. Use start=None or a '
             "function."
         )
-    ModelPotential.of(model, args, kwargs, batch_size)  # refuses before anything is compiled
+    ModelPotential.of(model, args, kwargs, batch_size)  # checks the model before anything is compiled
     start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
     z, energies = start(key_start)
     check_energies(energies)
@@ -133,13 +135,15 @@ def model_arguments(
     args: tuple, model_args: tuple | None, kwargs: Mapping[str, Any], model_kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple, dict[str, Any]]:
     """
-    :raises TypeError: an argument is given in both ways.
+    :raises TypeError: if an argument is given in both ways.
     """
     if args and model_args is not None:
         raise TypeError("give the arguments of the model one by one or as model_args=(...), not both.")
     twice = kwargs.keys() & (model_kwargs or {})
     if twice:
-        raise TypeError(f"{', '.join(sorted(map(repr, twice)))} given both as a keyword and in model_kwargs.")
+        raise TypeError(
+            f"{', '.join(sorted(map(repr, twice)))} given both as a keyword and in model_kwargs. Give it once."
+        )
     return tuple(model_args or args), {**kwargs, **(model_kwargs or {})}
 
 
@@ -153,12 +157,12 @@ def _start(potential: ModelPotential, rng_key: jax.Array) -> tuple[Sites, dict[s
 
 def initialised(init: Callable[[Sites], Any], z: Sites) -> Any:
     """The state of an optimizer."""
-    # its counter is of weak type until the first update, which would make another program of the descent
+    # its counter has a weak type until the first update, which would cause a second compilation of the descent
     return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), init(z))
 
 
 def segments(first: int, num_steps: int, label: str | None) -> Iterator[tuple[int, int]]:
-    """Parts of a round that starts with step ``first``, under a progress bar where there is a label."""
+    """Segments of a round that starts with step ``first``, with a progress bar if there is a label."""
     ends = [num_steps * k // SEGMENTS for k in range(SEGMENTS + 1)]
     with trange(num_steps, desc=label, disable=label is None) as bar:
         for begin, end in zip(ends, ends[1:]):
@@ -172,7 +176,7 @@ def _times(u: Sites, units: Sites) -> Sites:
 
 
 def _grown(units: Sites, begin: Sites, end: Sites, num_steps: int) -> Sites:
-    """Larger units for the coordinates that have come a good part of the way that a round's step sizes allow."""
+    """Larger units for the coordinates that have moved a good part of the maximal distance of a round."""
     reach = STRAIGHT * num_steps * FIRST / math.log(FIRST / LAST)
     grow = lambda unit, a, b: jnp.where(jnp.abs(b - a) > reach * unit, GROWTH * unit, unit)  # noqa: E731
     return jax.tree.map(grow, units, begin, end)
@@ -205,13 +209,13 @@ def _curves_upwards(squared: jax.Array, curvature: jax.Array) -> jax.Array:
 def _warn(squared: jax.Array, curvature: jax.Array, d: int) -> None:
     if not _curves_upwards(squared, curvature):
         message = (
-            "find_mode has ended where U does not curve upwards: at no minimum. Use more num_steps or another "
-            "optimizer; control variates are of little help where there is no single mode."
+            "find_mode has not found a minimum: the curvature of U along the Newton step is not positive at the end. "
+            "Use more num_steps or another optimizer; control variates do not help much without a single mode."
         )
     else:
         message = (
-            f"find_mode has not arrived: the mode is about {float(jnp.sqrt(squared / d)):.1f} posterior standard "
-            "deviations away, root mean square over coordinates. Use more num_steps, larger batches, or another "
+            f"find_mode has not converged: the mode is about {float(jnp.sqrt(squared / d)):.1f} posterior standard "
+            "deviations away (root mean square over coordinates). Use more num_steps, larger batches, or another "
             "optimizer."
         )
     warnings.warn(message, stacklevel=3)

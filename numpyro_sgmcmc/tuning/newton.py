@@ -1,20 +1,20 @@
 r"""
-A mode, and the normal law closest to the posterior, by Newton's method in coordinates that are whitened anew at every
-step.
+A mode, and the normal distribution closest to the posterior, by Newton's method in coordinates that are whitened again
+at every step.
 
 With :math:`z = c + L x`, gradient g and Hessian :math:`H = V \Lambda V^T` in x,
 
 .. math:: L \leftarrow L V |\Lambda|^{-1/2}, \qquad c \leftarrow c - L H^{-1} g / (1 + \mu).
 
-Curvatures a million times apart do not show in float32 in a Hessian in z; they do in one in x, after two or three such
-steps. The same step serves two searches, one after the other:
+In float32 a Hessian in z cannot resolve curvatures whose ratio is a million; a Hessian in x can, after two or three
+such steps. Two searches use this step, one after the other:
 
-1. **for a mode**, with g and H at c and the damping :math:`\mu` of Levenberg and Marquardt. U is that of a part of the
-   rows, eight times larger whenever the step is shorter than the error that the part makes, until it is all of them.
-   The Hessian is that of a few thousand rows.
-2. **for the law** :math:`N(c, L L^T)` of the largest evidence lower bound, with the means of g and H over draws of the
-   law. Where both steps vanish, so does the derivative of the bound (Opper & Archambeau 2009). It begins at the better
-   of two laws: at the start of the search, and at the mode.
+1. **for a mode**, with g and H at c and the damping :math:`\mu` of Levenberg and Marquardt. U is estimated from a part
+   of the rows. The part grows by a factor of eight whenever the step is shorter than the error of this estimate, until
+   it contains all rows. The Hessian is estimated from a few thousand rows.
+2. **for the normal** :math:`N(c, L L^T)` with the largest evidence lower bound, with the means of g and H over draws
+   of that normal. If both steps vanish, so does the derivative of the bound (Opper & Archambeau 2009). The search
+   starts at the better of two normals: one at the start of the first search, one at the mode.
 """
 
 from collections.abc import Callable
@@ -29,24 +29,24 @@ import numpy as np
 from numpyro_sgmcmc.model.coordinates import Coordinates, axes_of, product
 from numpyro_sgmcmc.utils import trees
 
-STEPS = 60  # for the mode, at most
-STILL = 3  # steps that whiten and do not move, at first
-GROWTH = 8  # times as many rows in the next part
-CLOSE, ARRIVED = 1.0, 0.01  # squared lengths of a step, for each coordinate, at which a part and the whole are done
-FLOOR = 1e-6  # curvatures are looked at down to this share of the largest
-REACH = 30.0  # longest step, for each coordinate, in whitened units
-COLUMNS = 64  # of the Hessian, computed at once
-LAWS = 40  # looked at for the best of them
-ROUND, CENTRED = 1.6, 0.05  # curvatures and squared gradient, for each coordinate, of a law that is good enough
-BOLDEST = 10.0  # factor of a curvature in one step for the law
-TIMID = 0.1  # step below which the search for the law ends
+STEPS = 60  # maximal number of steps of the search for the mode
+STILL = 3  # the first steps, which whiten and do not move
+GROWTH = 8  # factor by which the number of rows grows
+CLOSE, ARRIVED = 1.0, 0.01  # squared step lengths per coordinate at which a part of the rows, and all rows, are done
+FLOOR = 1e-6  # smallest curvature that is resolved, relative to the largest
+REACH = 30.0  # maximal step per coordinate, in whitened units
+COLUMNS = 64  # columns of the Hessian that are computed at once
+LAWS = 40  # maximal number of evaluations in the search for the normal
+ROUND, CENTRED = 1.6, 0.05  # bounds of curvatures and squared gradient per coordinate at which a normal is good enough
+BOLDEST = 10.0  # maximal factor of a curvature in one step of the search for the normal
+TIMID = 0.1  # step length below which the search for the normal ends
 
 
 class Look(NamedTuple):
     """
     - **energy** - U.
-    - **gradient** - in x, shape ``(d,)``.
-    - **curvature** - the Hessian in x, shape ``(d, d)``.
+    - **gradient** - gradient in x, shape ``(d,)``.
+    - **curvature** - Hessian in x, shape ``(d, d)``.
     """
 
     energy: jax.Array
@@ -55,16 +55,16 @@ class Look(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """Where the search stands."""
+    """The state of the search."""
 
     law: Coordinates  # the best so far
     value: jax.Array  # its energy, or minus its bound
-    look: Look  # at it
-    trial: Coordinates  # to be looked at next
-    damping: jax.Array  # of the mode's step; of the law's, its length
-    parts: jax.Array  # of the rows
+    look: Look  # evaluated there
+    trial: Coordinates  # evaluated next
+    damping: jax.Array  # damping of the steps to the mode; length of the steps to the normal
+    parts: jax.Array  # parts of the rows in use
     step: jax.Array
-    spread: jax.Array  # 0: at c, 1: over draws of the law
+    spread: jax.Array  # 0: evaluate at c, 1: over draws of the normal
     first: Coordinates  # after the steps that do not move
     done: jax.Array
 
@@ -81,12 +81,12 @@ def normal_law(
     """
     :param energy: number of a part of the rows -> (raveled z -> estimate of U from that part).
     :param start: raveled z.
-    :param draws: of N(0, 1), antithetic pairs one after the other, shape ``(draws, d)``.
-    :param int parts: in all.
-    :param int first_parts: to begin with.
-    :param int hessian_parts: looked at for the Hessian, at most.
-    :param blocks: of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
-    :return: coordinates, the largest curvature in x, and the parts seen in all.
+    :param draws: draws of N(0, 1) as consecutive antithetic pairs, shape ``(draws, d)``.
+    :param int parts: number of all parts.
+    :param int first_parts: parts used at first.
+    :param int hessian_parts: maximal number of parts used for the Hessian.
+    :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
+    :return: coordinates, the largest curvature in x, and the number of evaluations of a part.
     """
     d = start.size
 
@@ -96,11 +96,11 @@ def normal_law(
         few = jnp.where(over_law, len(draws), jnp.minimum(rung.parts, hessian_parts))
 
         def add(k, sums):
-            # at c by all parts, and to that the difference between a draw and c by the same part
+            # the value at c from all parts, plus the difference between a draw and c from the same part
             draw = k - rung.parts
             at_draw = (draw >= 0) & (draw % 2 == 0)
             z = jnp.where(at_draw, law.to_z(draws[draw // 2]), law.center)
-            of_part = energy(jnp.where(draw >= 0, draw // 4 % parts, k))  # a part for an antithetic pair
+            of_part = energy(jnp.where(draw >= 0, draw // 4 % parts, k))  # one part for each antithetic pair
             weight = jnp.where(draw >= 0, (1.0 - 2.0 * (draw % 2)) / len(draws), 1.0 / rung.parts)
             slope = jax.tree.map(lambda x: weight.astype(x.dtype) * x, jax.value_and_grad(of_part)(z))
             curved = jnp.where(over_law, at_draw, k < few)
@@ -152,7 +152,7 @@ def towards_mode(rung: Rung, new: Look, parts: int, blocks: np.ndarray | None) -
     first = trees.where(rung.step < STILL, law, rung.first)
     arrived = (near & whole) | (damping > 1e8) | (rung.step >= STEPS)
     trial = Coordinates(law.center + law.times(away), law.scale)
-    value = jnp.where(near, jnp.inf, jnp.where(accepted, new.energy, rung.value))  # of other rows from now on
+    value = jnp.where(near, jnp.inf, jnp.where(accepted, new.energy, rung.value))  # inf: the rows change
     return Rung(
         law=law,
         value=jnp.where(arrived, jnp.inf, value),
@@ -162,13 +162,13 @@ def towards_mode(rung: Rung, new: Look, parts: int, blocks: np.ndarray | None) -
         parts=jnp.where(near, jnp.minimum(GROWTH * rung.parts, parts), rung.parts),
         step=jnp.where(arrived, 0, rung.step + 1),
         spread=arrived.astype(rung.spread.dtype),
-        first=trees.where(arrived, law, first),  # the other law to begin with
+        first=trees.where(arrived, law, first),  # the second of the two starts
         done=jnp.zeros((), bool),
     )
 
 
 def towards_law(rung: Rung, new: Look, blocks: np.ndarray | None) -> Rung:
-    """Newton's step for the bound, half as long after one that made it smaller; the first two looks only compare."""
+    """Newton's step for the bound, halved if the last one made it smaller; the first two only compare the starts."""
     value = new.energy - _log_det(rung.trial.scale)
     better = trees.all_finite((new, value)) & (value < rung.value)
     law, best, look = trees.where(better, (rung.trial, value, new), (rung.law, rung.value, rung.look))
@@ -193,14 +193,14 @@ def towards_law(rung: Rung, new: Look, blocks: np.ndarray | None) -> Rung:
 
 
 def whitened(hessian: jax.Array, blocks: np.ndarray | None) -> jax.Array:
-    """V |Lambda|^-1/2; the identity where the Hessian is not finite."""
+    """V |Lambda|^-1/2; the identity if the Hessian is not finite."""
     values, vectors = axes_of(hessian, blocks)
     sizes = jnp.abs(values)
     return vectors / jnp.sqrt(jnp.maximum(sizes, jnp.maximum(FLOOR * sizes.max(), 1e-30)))
 
 
 def _within(away: jax.Array, reach: float) -> jax.Array:
-    """No longer than ``reach`` for each coordinate."""
+    """The step, shortened to a root mean square of at most ``reach`` over the coordinates."""
     return away * jnp.minimum(1, reach * jnp.sqrt(away.size / jnp.maximum(jnp.sum(away**2), 1e-30)))
 
 

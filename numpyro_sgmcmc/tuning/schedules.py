@@ -1,8 +1,8 @@
 r"""
-Step sizes: step index -> h. Any callable serves, optax schedules among them; these few pickle.
+Step sizes: step index -> h. Any callable can be used, such as an optax schedule; those defined here can be pickled.
 
 Convention (Chen, Ding & Carin 2015): :math:`z' = z - h \nabla U + \sqrt{2h}\, n`. Papers that follow Welling &
-Teh (2011), Dubey et al. (2016) among them, write h/2 where we write h.
+Teh (2011), such as Dubey et al. (2016), write h/2 for our h.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,10 +27,10 @@ def _positive(owner: object, **values: float) -> None:
 @dataclass(frozen=True)
 class Constant:
     """
-    The same step size at every step. A float given as ``step_size`` becomes this.
+    The same step size at every step. A float given as ``step_size`` is converted to this.
 
     :param float value: h > 0.
-    :raises ValueError: it is not positive and finite.
+    :raises ValueError: if it is not positive and finite.
 
     **Example**
 
@@ -56,9 +56,9 @@ class Polynomial:
     r"""
     Decreasing steps :math:`h_i = a (b + i)^{-\gamma}` (Welling & Teh 2011; Chen et al. 2015, section 3.3).
 
-    :param float a: scale, > 0. None: after the warm-up, the steps decrease from the step size that it found.
+    :param float a: scale, > 0. None: after the warm-up, the steps decrease from the step size that it chose.
     :param float b: offset, > 0.
-    :param float gamma: rate, > 0. Draws are to be weighted by their step size.
+    :param float gamma: rate, > 0. Weight the draws by their step size.
 
     **Example**
 
@@ -79,16 +79,16 @@ class Polynomial:
 
     @property
     def relative(self) -> bool:
-        """Whether the steps are relative to the one that the warm-up finds."""
+        """Whether the steps are relative to the step size that the warm-up chooses."""
         return self.a is None
 
     @classmethod
     def optimal(cls, order: int, for_: Literal["bias", "mse"], *, a: float | None, b: float = 1.0) -> "Polynomial":
         r"""
-        The exponent of fastest decrease (Chen et al. 2015, remark 7): :math:`\gamma = 1/(K+1)` for the bias, which then
-        falls as :math:`L^{-K/(K+1)}` in the number of steps L, up to a factor log L; :math:`\gamma = 1/(2K+1)` for the
-        mean squared error, which falls as :math:`L^{-2K/(2K+1)}`. (Remark 10: 1/3 and 1/5 for SGHMC by splitting, 1/2
-        and 1/3 for SGLD.) With independent minibatches of constant size every integrator has K = 1.
+        The optimal exponent (Chen et al. 2015, remark 7): :math:`\gamma = 1/(K+1)` for the bias, which then
+        decreases as :math:`L^{-K/(K+1)}` in the number of steps L, up to a factor log L; :math:`\gamma = 1/(2K+1)` for
+        the mean squared error, which decreases as :math:`L^{-2K/(2K+1)}`. (Remark 10: 1/3 and 1/5 for SGHMC by
+        splitting, 1/2 and 1/3 for SGLD.) With independent minibatches of constant size every integrator has K = 1.
 
         :param int order: K, order of the integrator: 1 for ``euler``, 2 for ``ssi`` and symmetric words.
         :param str for_: ``"bias"`` or ``"mse"``.
@@ -104,7 +104,7 @@ class Polynomial:
             0.2
         """
         if isinstance(order, bool) or not isinstance(order, int) or order < 1:
-            raise ValueError(f"Polynomial.optimal(order={order!r}): the order is a whole number, 1 or more.")
+            raise ValueError(f"Polynomial.optimal(order={order!r}): the order must be an integer, 1 or more.")
         if for_ not in ("bias", "mse"):
             raise ValueError(f"Polynomial.optimal(for_={for_!r}) must be 'bias' or 'mse'.")
         return cls(a, b, 1 / (order + 1 if for_ == "bias" else 2 * order + 1))
@@ -140,7 +140,7 @@ class Piecewise:
     def __post_init__(self):
         if not (isinstance(self.boundaries, Iterable) and isinstance(self.values, Iterable)):
             raise TypeError(
-                "Piecewise: give a sequence of boundaries and one of values, Piecewise((1000,), (1e-2, 5e-3))."
+                "Piecewise: give a sequence of boundaries and one of values, as in Piecewise((1000,), (1e-2, 5e-3))."
             )
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
         object.__setattr__(self, "values", tuple(self.values))
@@ -152,7 +152,7 @@ class Piecewise:
         if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Piecewise(boundaries={self.boundaries}): the boundaries must increase.")
         if self.boundaries and self.boundaries[-1] > LAST:
-            raise ValueError(f"Piecewise(boundaries={self.boundaries}): a boundary is at most 2**31 - 1.")
+            raise ValueError(f"Piecewise(boundaries={self.boundaries}): a boundary must be at most 2**31 - 1.")
         for value in self.values:
             _positive(self, values=value)
 
@@ -167,17 +167,18 @@ class Cyclical:
     Cosine cycles :math:`h_i = \frac{a}{2}\left(\cos\frac{\pi\,(i \bmod c)}{c} + 1\right)`, never below
     ``minimum`` (Zhang et al. 2020, equation 1).
 
-    During the first part of each cycle, ``exploration``, the dynamics has no noise: large steps of plain descent find
-    another mode, and the small steps that follow sample it (algorithm 1 there). The draws of the first part are not
-    from the posterior; use :meth:`cycle_of` to leave them out, as :func:`~numpyro_sgmcmc.weights` does. Each cycle
+    During the first part of each cycle, ``exploration``, the dynamics has no noise: large steps of gradient descent
+    find another mode, and the small steps that follow sample it (algorithm 1 there). The draws of the first part are
+    not from the posterior; use :meth:`cycle_of` to leave them out, as :func:`~numpyro_sgmcmc.weights` does. Each cycle
     gives the same number of draws, so modes are not visited in proportion to their weight.
 
     :param float a: largest step size, at the start of each cycle.
     :param int cycle: steps in a cycle, c.
-    :param float minimum: floor of the step size, a thousandth of ``a`` by default; a step of size 0 would stand still.
+    :param float minimum: lower bound of the step size, a thousandth of ``a`` by default; a step of size 0 would not
+        move.
     :param float exploration: share of a cycle without noise, :math:`\beta` in [0, 1).
-    :raises ValueError: one of them is not positive and finite, ``cycle`` is not a whole number below 2**31, or
-        ``exploration`` is no share.
+    :raises ValueError: if one of them is not positive and finite, ``cycle`` is not an integer below 2**31, or
+        ``exploration`` is not in [0, 1).
 
     **Example**
 
@@ -203,29 +204,29 @@ class Cyclical:
         object.__setattr__(self, "exploration", exploration)
         _positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
         if self.cycle != int(self.cycle) or self.cycle > LAST:
-            raise ValueError(f"Cyclical(cycle={cycle!r}): the cycle is a whole number of steps, below 2**31.")
+            raise ValueError(f"Cyclical(cycle={cycle!r}): the cycle must be an integer number of steps, below 2**31.")
         if isinstance(exploration, bool) or not isinstance(exploration, numbers.Real) or not 0 <= exploration < 1:
             raise ValueError(
-                f"Cyclical(exploration={exploration!r}): the share of a cycle without noise is from 0 to below 1."
+                f"Cyclical(exploration={exploration!r}): the share of a cycle without noise must be in [0, 1)."
             )
         object.__setattr__(self, "cycle", int(self.cycle))
 
     @property
     def period(self) -> int:
-        """Steps after which it starts again, see :func:`schedule_index`."""
+        """Steps after which the schedule repeats, see :func:`schedule_index`."""
         return self.cycle
 
     def __call__(self, i: Any) -> Any:
-        # times a float, as a quotient of integers would be of single precision
+        # multiply by a float: a quotient of integers would have single precision
         return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi / self.cycle * (i % self.cycle)) + 1.0), self.minimum)
 
     def explores(self, i: Any) -> Any:
-        """Whether step i goes without noise."""
+        """Whether step i has no noise."""
         return i % self.cycle < round(self.exploration * self.cycle)
 
     def cycle_of(self, i: Any) -> np.ndarray:
         """
-        The number of the cycle that a draw belongs to, from 0, and -1 for a draw of its exploration.
+        The number of the cycle that a draw belongs to, counted from 0, or -1 for a draw from the exploration part.
 
         :param i: steps so far: ``mcmc.get_extra_fields()["i"]`` after ``mcmc.run(..., extra_fields=("i",))``.
         """
@@ -233,14 +234,14 @@ class Cyclical:
         return np.where(self.explores(last), -1, last // self.cycle)
 
 
-LAST = 2**31 - 1  # the largest index that a schedule sees
-WRAPS = 256  # of the counter, after which a period is cut short: 2**40 steps
+LAST = 2**31 - 1  # the largest index that a schedule is called with
+WRAPS = 256  # overflows of the counter after which one period is cut short: 2**40 steps
 
 
 def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Array:
     """
-    The int32 with which a schedule is called at step ``i + 2**32 wraps``. It stays at ``2**31 - 1`` once it is there; a
-    schedule that says its ``period`` is called with the index modulo the period, so that it goes on for ever.
+    The int32 with which a schedule is called at step ``i + 2**32 wraps``. It does not grow beyond ``2**31 - 1``. A
+    schedule with a ``period`` is called with the index modulo the period, so that it repeats for ever.
 
     :param i: uint32.
     :param wraps: uint32.
@@ -255,10 +256,10 @@ def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Ar
 
 def as_schedule(step_size: float | Schedule) -> Schedule:
     """
-    A float becomes :class:`Constant`, a callable stays as it is.
+    Converts a float to :class:`Constant`; returns a callable unchanged.
 
-    :raises ValueError: a constant that is not positive and finite, or a function whose value is not one number.
-    :raises TypeError: neither a number nor a callable, or a function that JAX cannot trace.
+    :raises ValueError: for a constant that is not positive and finite, or a function that does not return one number.
+    :raises TypeError: if it is neither a number nor a callable, or a function that JAX cannot trace.
     """
     if isinstance(step_size, Callable):
         try:
@@ -266,14 +267,14 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
         except jax.errors.JAXTypeError as error:
             raise TypeError(
                 f"step_size={step_size!r} fails at a traced step index: {type(error).__name__}. Write it with "
-                "jax.numpy: `jnp.where(i < 100, 1e-2, 1e-3)` in place of `if`, or take Piecewise."
+                "jax.numpy: `jnp.where(i < 100, 1e-2, 1e-3)` instead of `if`, or use Piecewise."
             ) from error
         except Exception as error:
             raise TypeError(
-                f"step_size={step_size!r} is called with the step index and has to return h, but fails: {error}"
+                f"step_size={step_size!r} must return h for a step index, but it fails: {error}"
             ) from error
         if h.size != 1:
-            raise ValueError(f"step_size={step_size!r} returns shape {h.shape}; the step size is one number.")
+            raise ValueError(f"step_size={step_size!r} returns shape {h.shape}; it must return one number.")
         return step_size
     try:
         value = float(None if isinstance(step_size, (bool, str)) else step_size)  # pyright: ignore[reportArgumentType]

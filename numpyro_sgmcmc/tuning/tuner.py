@@ -1,14 +1,14 @@
 r"""
-The numbers of a kernel, found in its warm-up: coordinates, centre, step size, steps of a draw.
+The settings of a kernel that the warm-up chooses: coordinates (centre c and scale L), step size, steps per draw.
 
-The first transition searches for the law of the posterior (:mod:`~numpyro_sgmcmc.tuning.search`), unless that of
-another run is given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the round
-(:mod:`~numpyro_sgmcmc.tuning.pilot`) correct it: they move c, stretch L where they can tell, and, where they are not
-those of the posterior, halve the step. The noise of the gradient is then measured anew where the draws are. What stands
-after half of the warm-up is frozen, and the second half checks it.
+The first transition approximates the posterior by a normal (:mod:`~numpyro_sgmcmc.tuning.search`), unless the settings
+of another run are given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the round
+(:mod:`~numpyro_sgmcmc.tuning.pilot`) correct it: they move c, rescale L along directions where the evidence is
+sufficient, and halve the step size if they are not from the posterior. Then the gradient noise is measured again at the
+draws. After half of the warm-up the settings are frozen, and the second half checks them.
 
-The noise gives the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`). A draw takes :math:`l / h` steps. Its length l
-is 1, or up to 4 where the draws of a round depend on each other more than those of a round posterior would.
+The noise determines the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`). A draw takes :math:`l / h` steps. Its
+length l is 1, or up to 4 if the draws of a round depend on each other more than they would for a standard normal.
 """
 
 from dataclasses import dataclass
@@ -27,31 +27,32 @@ from numpyro_sgmcmc.tuning.wide import VECTORS
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme, RowsState
 from numpyro_sgmcmc.utils import noise, trees
 
-SHORTEST = 2 * BLOCKS  # transitions of a warm-up that draws are looked at in
-CHECKED = 20 * BLOCKS  # transitions of a warm-up whose second half is long enough for a check
-PROBES = 1000  # places at which the noise of the gradient is measured, at least, and 2 for each coordinate
-WIDE_PROBES = 400  # where L is no matrix, and its axes do not turn to the noise
-MOST_STEPS = 1000  # of a draw
-RED = 4.5  # a z-score beyond it halves the step
-SLOW, LONGEST = 0.2, 4.0  # effective draws of a draw below which draws become longer, and by how much at most
+SHORTEST = 2 * BLOCKS  # transitions of the shortest warm-up whose draws are used
+CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
+PROBES = 1000  # positions at which the gradient noise is measured, at least; also at least 2 per coordinate
+WIDE_PROBES = 400  # the same if L is not a full matrix: its axes are then not rotated to those of the noise
+MOST_STEPS = 1000  # maximal steps per draw
+RED = 4.5  # a larger z-score halves the step size
+SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
 
 
 class Tuning(NamedTuple):
     """
-    What has been found. The same for all chains of a state.
+    The settings found so far, and the state of the search. The same for all chains of a state.
 
     - **coordinates** - c and L.
-    - **curvature** - the largest of U in x; 1 where L is a whole matrix.
-    - **variance** - of the gradient's noise in x, by coordinate.
+    - **curvature** - the largest curvature of U in x; 1 if L is a full matrix.
+    - **variance** - variance of the gradient noise in x, by coordinate.
     - **step_size** - h in x.
-    - **num_steps** - of a draw.
-    - **length** - of a draw, in units of time.
-    - **largest** - no step is larger.
-    - **transition** - number of the next one, **num_warmup** those of the warm-up.
-    - **moments** - of the round under way.
-    - **passes** - over the data so far, in search and warm-up.
+    - **num_steps** - steps per draw.
+    - **length** - length of a draw, in units of time.
+    - **largest** - upper bound of the step size.
+    - **transition** - number of the next transition.
+    - **num_warmup** - transitions of the warm-up.
+    - **moments** - moments of the current round.
+    - **passes** - passes over the data so far, in search and warm-up.
     - **scores** - see :class:`Scores`.
-    - **inflation** - relative variance that the gradient's noise adds, to first order, in the worst coordinate.
+    - **inflation** - relative variance that the gradient noise adds, to first order, in the worst coordinate.
     """
 
     coordinates: Coordinates | LowRank
@@ -70,13 +71,13 @@ class Tuning(NamedTuple):
 
     @property
     def told(self) -> list[jax.Array]:
-        """What a run tells of it: steps of a draw, largest variance of the noise, passes, inflation, scores."""
+        """The numbers that a run reports: steps per draw, largest variance of the noise, passes, inflation, scores."""
         return [self.num_steps, self.variance.max(), self.passes, self.inflation, *self.scores]
 
 
 class Scores(NamedTuple):
     """
-    The worst coordinate of a round, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round.
+    Scores of the worst coordinate of a round, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round.
     """
 
     gradient: jax.Array
@@ -87,12 +88,12 @@ class Scores(NamedTuple):
 @dataclass(frozen=True)
 class Tuner:
     """
-    :param rule: the dynamics of the kernel, and what it makes of the gradient's noise.
-    :param gradient: of the kernel.
-    :param rows: of the kernel.
+    :param rule: chooses the step size for the dynamics of the kernel and the variance of the gradient noise.
+    :param gradient: gradient estimator of the kernel.
+    :param rows: row scheme of the kernel.
     :param steps_per_sample: given by the user, or None.
     :param dense_mass: the blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
-    :param known: coordinates and curvature that another run has found, or None.
+    :param known: coordinates and curvature found by another run, or None.
     """
 
     rule: StepRule
@@ -103,7 +104,7 @@ class Tuner:
     known: tuple[Coordinates | LowRank, float] | None = None
 
     def start(self, potential: Potential, chains: int, num_warmup: int) -> Tuning:
-        """Before the first transition: nothing but shapes."""
+        """The state before the first transition: only its shapes and dtypes matter."""
         sites = potential.prototype.values()
         d, dtype = sum(site.size for site in sites), jnp.result_type(*(site.dtype for site in sites))
         zero = jnp.zeros((), dtype)
@@ -137,16 +138,17 @@ class Tuner:
         self, potential: Potential, tuning: Tuning, z: Any, energies: jax.Array, phase: Phase, gradient_state: Any, key
     ) -> tuple[Tuning, Phase, Any]:
         """
-        What precedes a transition: where a round ends, the changes; within a round, a look at the draw before.
+        Called before a transition. At the end of a round it updates the settings; within a round it adds the previous
+        draw to the moments.
 
-        :param z: of the chains, an axis of chains in front, as also of ``energies`` and ``phase``.
+        :param z: positions of the chains, along the first axis, as in ``energies`` and ``phase``.
         """
         key_change, key_look, key_momentum = random.split(key, 3)
         t, end = tuning.transition, tuning.num_warmup
         looks = end >= SHORTEST
         last = (end >= CHECKED) & (t == end)
         due = (t == 0) | (looks & (t == _bounds(end)).any())
-        # at draws, where the round has seen some: what stands for them before lies on a normal law
+        # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(tuning.moments.draws.astype(jnp.int32), len(tuning.moments.places))
         drawn = jnp.where(drawn > 0, drawn, len(tuning.moments.places))
         found = lax.cond((due & (t > 0)) | last, evidence, _nothing_seen, tuning.moments)
@@ -203,11 +205,11 @@ class Tuner:
                 into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
                 scale = product(tuning.coordinates.scale, product(vectors * factors, vectors.T))
                 moved = Coordinates(center, scale), into(x), into(places)
-            else:  # a coordinate as wide as its draws may be too stiff beside the others
+            else:  # do not rescale: a coordinate scaled to the width of its draws may be too stiff
                 moved = tuning.coordinates._replace(center=center), x - found.mean, places - found.mean
             moved = trees.where(trees.all_finite(moved), moved, (tuning.coordinates, x, places))
             late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
-            # a step that the noise keeps far below the largest one is not what is wrong
+            # if the noise keeps the step size far below the largest one, the step size is not the cause
             bold = tuning.step_size > 0.7 * tuning.largest
             red = late & bold & (jnp.maximum(scores.gradient, scores.virial) > RED)
             largest = jnp.where(red, 0.5 * tuning.largest, tuning.largest)
@@ -234,7 +236,7 @@ class Tuner:
     def _settled(
         self, potential: Potential, tuning: Tuning, x: jax.Array, differences: jax.Array, rng_key: jax.Array
     ) -> tuple[Tuning, Phase]:
-        """Axes, step size and steps by the noise that has been seen; momenta drawn anew."""
+        """Axes, step size and number of steps from the measured noise; new momenta are drawn."""
         coordinates, x, places = tuning.coordinates, x, tuning.moments.places
         if isinstance(coordinates, Coordinates):
             variance, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
@@ -259,7 +261,7 @@ class Tuner:
         return jax.vmap(lambda x, p: self.rule.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
 
     def _pair(self, potential, coordinates, x, gradient_state, rng_key):
-        """Gradients in x from two fresh minibatches for each chain."""
+        """Gradients in x from two new minibatches for each chain."""
         unravel = unraveler(potential.prototype)
 
         def one(x, key):
@@ -279,12 +281,12 @@ class Tuner:
 
 
 def _bounds(num_warmup: jax.Array) -> jax.Array:
-    """Transitions before which a round ends, but for the last."""
+    """Transitions before which a round ends, except the last round."""
     return jnp.stack([num_warmup // 8, num_warmup // 4, num_warmup // 2])
 
 
 def _round(tuning: Tuning) -> tuple[jax.Array, jax.Array]:
-    """The transitions before which the draws of this round begin to count, after a quarter of it, and end."""
+    """The transitions before which this round begins to use draws, after a quarter of it, and before which it ends."""
     t, end = tuning.transition, tuning.num_warmup
     begin = jnp.max(jnp.where(_bounds(end) < t, _bounds(end), 0))
     end = jnp.min(jnp.where(_bounds(end) >= t, _bounds(end), end))

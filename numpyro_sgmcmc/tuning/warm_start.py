@@ -1,4 +1,4 @@
-"""Starts for chains of a network: several descents at once from minibatches, or weights that are trained already."""
+"""Starts for chains of a network: several optimisations in parallel from minibatches, or weights already trained."""
 
 from collections.abc import Mapping
 import math
@@ -42,33 +42,34 @@ def warm_start(
     Optimised starting points for several chains: each member minimises U from its own start, with its own minibatches.
 
     The posterior of a network has many modes, so searching for *the* mode, as :func:`~numpyro_sgmcmc.find_mode` does,
-    makes no sense. Instead, each chain starts where one training run ended, and together they are an ensemble of short
-    chains.
+    makes no sense. Instead, each chain starts at the end of one training run, and together they are an ensemble of
+    short chains.
 
-    To sample only some of the weights, such as the last layer or low-rank adapters, give a prior to these in the model
-    and pass the trained values of the others as an argument.
+    To sample only some of the weights, such as the last layer or low-rank adapters, give them a prior in the model and
+    pass the trained values of the others as an argument.
 
     :param model: NumPyro model.
     :param rng_key: random key of the starts and the minibatches.
     :param args: arguments of the model.
-    :param int members: M, as many as there will be chains.
+    :param int members: M, the number of chains.
     :param batch_size: as for the kernels.
-    :param int num_steps: minibatches that each member sees; 0: the starts themselves, ``start`` above all.
-    :param optimizer: of optax or :mod:`numpyro.optim`; None: Adam with a step size that falls from 1e-2 to 1e-5.
-    :param dict start: where to begin: values of sites, in their own (constrained) space, and weights of whole modules
-        by the name that ``random_flax_module`` or ``random_nnx_module`` was given, nested as flax has them:
-        ``{"net": variables["params"]}`` of linen, ``{"net": nnx.state(net, nnx.Param)}``. Each the same for all
-        members, or with an axis of members in front. Other sites begin as :class:`~numpyro.infer.NUTS` does.
-    :param float held_out: share of the rows that no member is trained on. Fifty times, the mean energy of these rows is
-        looked at; each member returns its best weights. 0: the last weights.
-    :param int patience: looks without an improvement of any member after which it ends.
-    :param model_args: arguments of the model, in place of ``args``.
+    :param int num_steps: minibatches for each member; 0: return the starts themselves, for example ``start``.
+    :param optimizer: from optax or :mod:`numpyro.optim`; None: Adam with a step size that decreases from 1e-2 to 1e-5.
+    :param dict start: initial values: values of sites, in their own (constrained) space, and weights of whole modules
+        by the name given to ``random_flax_module`` or ``random_nnx_module``, nested as in flax:
+        ``{"net": variables["params"]}`` of linen, ``{"net": nnx.state(net, nnx.Param)}``. Each value is the same for
+        all members, or has members along its first axis. Other sites start as in :class:`~numpyro.infer.NUTS`.
+    :param float held_out: share of the rows that no member is trained on. The mean energy of these rows is evaluated
+        fifty times, and each member returns its best weights. 0: the last weights.
+    :param int patience: number of evaluations without an improvement of any member after which the training stops.
+    :param model_args: arguments of the model, instead of ``args``.
     :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
     :param kwargs: more keyword arguments of the model.
-    :return: dict of unconstrained values with the members in front, shape ``(members, ...)``, for ``init_params`` of as
-        many chains; without that axis for a single one.
-    :raises TypeError: a model that is not callable, a key that is none, an optimizer that is none.
-    :raises ValueError: a name or a shape in ``start`` that is not the model's; ``held_out`` without exactly one
+    :return: dict of unconstrained values, shape ``(members, ...)``, for ``init_params`` of ``members`` chains; without
+        the first axis for a single one.
+    :raises TypeError: for a model that is not callable, an ``rng_key`` that is not a key, or an ``optimizer`` that is
+        not an optimizer.
+    :raises ValueError: for a name or a shape in ``start`` that does not fit the model; ``held_out`` without exactly one
         minibatched plate; an energy that is not finite at the start.
 
     **References:**
@@ -107,7 +108,7 @@ def warm_start(
     batch_size = checked_batch_size(batch_size)
     args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)
     optimizer = _checked_optimizer(optimizer, num_steps)
-    potential = ModelPotential.of(model, args, kwargs, batch_size)  # refuses before anything is compiled
+    potential = ModelPotential.of(model, args, kwargs, batch_size)  # checks the model before anything is compiled
     given = _given(start, potential, members)
     share = _checked_held_out(held_out, potential)
     on_model = lambda fn: compiled(fn, model, args, kwargs, batch_size)  # noqa: E731
@@ -176,7 +177,7 @@ def _held_out_energy(potential: ModelPotential, z: Sites, held: dict[str, jax.Ar
 
 
 def _split(rng_key: jax.Array, share: float, potential: ModelPotential) -> tuple[dict, dict]:
-    """Rows to train on, and rows that are held out; empty where there are none."""
+    """Rows to train on, and rows that are held out; both empty if none are held out."""
     if not share:
         return {}, {}
     ((name, plate),) = potential.plates.items()
@@ -187,7 +188,7 @@ def _split(rng_key: jax.Array, share: float, potential: ModelPotential) -> tuple
 
 def _checked_held_out(share: Any, potential: ModelPotential) -> float:
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-        raise ValueError(f"held_out={share!r} must be a share of the rows, from 0 to below 1.")
+        raise ValueError(f"held_out={share!r} must be a share of the rows, 0 <= held_out < 1.")
     if share:
         if len(potential.plates) != 1:
             raise ValueError(
@@ -197,7 +198,7 @@ def _checked_held_out(share: Any, potential: ModelPotential) -> float:
         ((name, plate),) = potential.plates.items()
         if plate.size - max(1, round(share * plate.size)) < plate.batch_size:
             raise ValueError(
-                f"held_out={share} leaves fewer than the {plate.batch_size} rows of a minibatch of plate {name!r}. "
+                f"held_out={share} leaves fewer rows than the {plate.batch_size} of a minibatch of plate {name!r}. "
                 "Hold out less, or use a smaller batch_size."
             )
     return float(share)
@@ -207,18 +208,20 @@ def _checked_optimizer(optimizer: Any, num_steps: int) -> Any:
     if optimizer is None:
         return falling_adam(FIRST, LAST, max(num_steps, 1))
     if isinstance(optimizer, type) or not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"optimizer={optimizer!r} has no `init` and `update`; give one of optax, optax.adam(1e-3).")
+        raise TypeError(
+            f"optimizer={optimizer!r} has no `init` and `update`. Give an optimizer of optax, such as optax.adam(1e-3)."
+        )
     return optimizer if hasattr(optimizer, "get_params") else optax_to_numpyro(optimizer)
 
 
-# -- starts that are given -------------------------------------------------------------------------------------------
+# -- given starts ----------------------------------------------------------------------------------------------------
 
 
 def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax.Array]:
     """
-    Values by site, with the members in front.
+    Values by site, with members along the first axis.
 
-    :raises ValueError: names what is not the model's.
+    :raises ValueError: if a name or a shape does not fit the model; the message names it.
     """
     if start is None:
         return {}
@@ -229,26 +232,26 @@ def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax
     for name, value in _flat(start):
         if name not in prototype:
             raise ValueError(
-                f"start= names {name!r}; the latent sites of the model are {', '.join(map(repr, prototype))}. Weights "
-                "of a module go under its name: start={'net': params}."
+                f"start= names {name!r}, but the latent sites of the model are {', '.join(map(repr, prototype))}. Give "
+                "the weights of a module under its name: start={'net': params}."
             )
         shape = prototype[name].shape
         if np.shape(value) == shape:
             value = np.broadcast_to(np.asarray(value), (members, *shape))
         elif np.shape(value) != (members, *shape):
             raise ValueError(
-                f"start= has shape {np.shape(value)} at {name!r}; the site has {shape}, or with the members in front "
-                f"{(members, *shape)}."
+                f"start= has shape {np.shape(value)} at {name!r}; it must be {shape}, or {(members, *shape)} with "
+                "members along the first axis."
             )
         if not np.isfinite(value).all():
-            raise ValueError(f"start= holds a number at {name!r} that is not finite.")
+            raise ValueError(f"start= has a value at {name!r} that is not finite. Give finite values.")
         given[name] = jnp.asarray(value)
     return given
 
 
 def _flat(start: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """
-    Site -> value. NumPyro names the weights of a module by ``/`` and their path joined by dots.
+    Pairs of site and value. NumPyro names a weight by its module, ``/``, and its path joined by dots.
     """
     found = []
     for name, value in start.items():

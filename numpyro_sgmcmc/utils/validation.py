@@ -1,4 +1,4 @@
-"""Checks the numbers that a user hands in: each error names the argument and the way out."""
+"""Checks of a user's arguments: each error names the argument and a remedy."""
 
 from collections.abc import Mapping
 import math
@@ -13,10 +13,10 @@ from numpyro_sgmcmc.types import Plate
 
 def checked_model(model: Any) -> Any:
     """
-    :raises TypeError: not a callable.
+    :raises TypeError: if it is not callable.
     """
     if not callable(model):
-        raise TypeError(f"model={model!r} is not a NumPyro model (a callable).")
+        raise TypeError(f"model={model!r} must be a NumPyro model (a callable).")
     return model
 
 
@@ -31,10 +31,10 @@ def is_key(value: Any) -> bool:
 
 def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     """
-    What can be said of ``batch_size`` before a model is seen.
+    Checks ``batch_size`` as far as that is possible without the model.
 
-    :raises TypeError: not an int, a dict of ints, or None.
-    :raises ValueError: smaller than 1.
+    :raises TypeError: if it is not an int, a dict of ints, or None.
+    :raises ValueError: if it is smaller than 1.
     """
     if batch_size is None:
         return None
@@ -45,14 +45,14 @@ def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
 
 def _count(what: str, n: Any, otherwise: str) -> int:
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-        raise TypeError(f"{what}={n!r}: give a whole number of rows{otherwise}.")
+        raise TypeError(f"{what}={n!r} must be an integer number of rows{otherwise}.")
     if n < 1:
         raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size=None uses all of the data.")
     return int(n)
 
 
 def checked_rate(name: str, value: float) -> float:
-    """A friction or diffusion: finite and not negative; 0 is legal."""
+    """A friction or diffusion: finite and not negative; 0 is allowed."""
     try:
         rate = math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError):
@@ -63,9 +63,9 @@ def checked_rate(name: str, value: float) -> float:
 
 
 def checked_count(name: str, value: Any) -> int:
-    """A whole number of steps, at least 1."""
+    """An integer, at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}={value!r} must be a whole number.")
+        raise TypeError(f"{name}={value!r} must be an integer.")
     if value < 1:
         raise ValueError(f"{name}={value} must be at least 1.")
     return int(value)
@@ -79,7 +79,7 @@ def checked_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def checked_share(name: str, value: Any) -> float:
-    """A share of a whole."""
+    """A share, above 0 and at most 1."""
     if not (isinstance(value, (int, float)) and 0 < value <= 1):
         raise ValueError(f"{name}={value!r} must be a share, above 0 and at most 1.")
     return value
@@ -89,7 +89,7 @@ def checked_inverse_mass(value: Any) -> Any:
     """
     ``inverse_mass_matrix`` as a float or a dict of NumPy arrays (None: 1.0).
 
-    :raises ValueError: an entry that is not positive and finite, or an array without a site.
+    :raises ValueError: for an entry that is not positive and finite, or an array without a site.
     """
     checked = 1.0 if value is None else value
     entries = checked if isinstance(checked, Mapping) else {None: checked}
@@ -97,7 +97,7 @@ def checked_inverse_mass(value: Any) -> Any:
         array = np.asarray(entry)
         if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
             where = "inverse_mass_matrix" + ("" if site is None else f"[{site!r}]")
-            raise ValueError(f"{where} must hold positive, finite numbers, got {entry!r}.")
+            raise ValueError(f"{where} must contain positive, finite numbers, got {entry!r}.")
     if isinstance(checked, Mapping):
         return {site: np.asarray(entry, float) for site, entry in checked.items()}
     if np.ndim(checked):
@@ -107,14 +107,14 @@ def checked_inverse_mass(value: Any) -> Any:
 
 def checked_metric(metric: Any) -> Any:
     """
-    A function of the position, or an object that makes one of a potential.
+    A function of the position, or an object whose ``bind`` makes one from a potential.
 
-    :raises TypeError: neither.
+    :raises TypeError: if it is neither.
     """
     if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "bind")):
         raise TypeError(
-            f"metric={metric!r} is not a function of z, the unconstrained values by site. For a constant use "
-            "SGLD(model, inverse_mass_matrix=...), for one of the model metric=Fisher()."
+            f"metric={metric!r} must be a function of z, the unconstrained values by site. For a constant metric use "
+            "SGLD(model, inverse_mass_matrix=...), for the Fisher information of the model metric=Fisher()."
         )
     return metric
 
@@ -123,7 +123,7 @@ def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
     """
     A dict of numbers by site.
 
-    :raises ValueError: not a dict of positive, finite numbers.
+    :raises ValueError: if it is not a dict of positive, finite numbers.
     """
     if rates is None:
         return {}
@@ -132,13 +132,13 @@ def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
     for site, rate in rates.items():
         array = np.asarray(rate)
         if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
-            raise ValueError(f"{what}[{site!r}] must hold positive, finite numbers, got {rate!r}.")
+            raise ValueError(f"{what}[{site!r}] must contain positive, finite numbers, got {rate!r}.")
     return {site: np.asarray(rate, float) for site, rate in rates.items()}
 
 
 def check_rates_fit(what: str, rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """
-    :raises ValueError: the name of no site, or a value of the wrong shape.
+    :raises ValueError: for a name that is not a site, or a value of the wrong shape.
     """
     check_sites(what, rates, prototype, scalars=True)
 
@@ -147,14 +147,14 @@ def check_like_z(
     what: str, given: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], *, scalars: bool = False
 ) -> None:
     """
-    :raises ValueError: not a dict with a finite value of the right shape (or a scalar) for each latent site.
+    :raises ValueError: if it is not a dict with a finite value of the right shape (or a scalar) for each latent site.
     """
     check_sites(what, given, prototype, scalars=scalars)
     for name in prototype:
         if name not in given:
-            raise ValueError(f"{what} has no entry for the latent site {name!r}.")
+            raise ValueError(f"{what} has no entry for the latent site {name!r}; it needs one for each latent site.")
         if not np.isfinite(np.asarray(given[name], float)).all():
-            raise ValueError(f"{what}[{name!r}] holds a number that is not finite.")
+            raise ValueError(f"{what}[{name!r}] must contain finite numbers.")
 
 
 def check_sites(
@@ -166,44 +166,45 @@ def check_sites(
     scalars: bool = False,
 ) -> None:
     """
-    :raises ValueError: not a dict of values by site, the name of no site, or a value of the wrong shape.
+    :raises ValueError: if it is not a dict of values by site, or for a name that is not a site, or a value of the wrong
+        shape.
     """
     if not isinstance(given, Mapping):
         raise ValueError(f"{what} must be a dict of unconstrained values by site, got {type(given)}.")
     unknown = sorted(set(given) - set(prototype))
     if unknown:
         raise ValueError(
-            f"{what} names {', '.join(map(repr, unknown))}; the latent sites of the model are "
+            f"{what} names {', '.join(map(repr, unknown))}, but the latent sites of the model are "
             f"{', '.join(map(repr, prototype))}."
         )
     for name, value in given.items():
         shape = np.shape(value)[1:] if batched else np.shape(value)
         if shape != prototype[name].shape and not (scalars and shape == ()):
             raise ValueError(
-                f"{what}[{name!r}] has shape {shape}{' for each chain' if batched else ''}; the unconstrained "
+                f"{what}[{name!r}] has shape {shape}{' for each chain' if batched else ''}, but the unconstrained "
                 f"site has {prototype[name].shape}."
             )
 
 
 def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
     """
-    :raises ValueError: there is no minibatch noise to reduce.
+    :raises ValueError: if there is no minibatch noise to reduce.
     """
     if not plates:
         raise ValueError(
             f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
-            "Give the kernel a batch_size, or leave out gradient=."
+            "Give the kernel a batch_size, or leave gradient= out."
         )
 
 
 def check_energies(energies: Mapping[str, jax.Array]) -> None:
     """
-    :raises ValueError: names the sites whose energy at the start is not finite.
+    :raises ValueError: if the energy of a site is not finite at the start; the message names the sites.
     """
     wrong = [name for name, energy in energies.items() if not bool(jnp.isfinite(energy).all())]
     if wrong:
         raise ValueError(
-            f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Look for data that are "
-            "missing or outside the support of that site's distribution; otherwise start elsewhere by init_params or "
-            "init_strategy."
+            f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Check for data that are "
+            "missing or outside the support of that site's distribution; otherwise choose another start with "
+            "init_params or init_strategy."
         )
