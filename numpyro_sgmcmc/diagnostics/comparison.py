@@ -1,12 +1,12 @@
 r"""
-``compare(idata, reference)``: how far the draws are from those of a reference, an exact sampler perhaps.
+``compare(idata, reference)``: differences of the draws from those of a reference, such as an exact sampler.
 
 .. math::
     \frac{\bar z - \bar z_{ref}}{s_{ref}}, \qquad \frac{s}{s_{ref}} - 1, \qquad
     \frac{Q_p - Q_{p,ref}}{s_{ref}},
 
-each with the Monte Carlo errors of both sides added in squares. The error of a quantile is half the distance between
-the quantiles at :math:`p \pm \mathrm{se}(\hat p)`, where :math:`\hat p` is the share of draws below it.
+each with the root of the summed squared Monte Carlo errors of both sides. The error of a quantile is half the distance
+between the quantiles at :math:`p \pm \mathrm{se}(\hat p)`, where :math:`\hat p` is the share of draws below it.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,11 @@ def compare(idata: Any, reference: Any) -> Summary:
 
     :param idata: an :class:`~numpyro.infer.MCMC` that has run, ArviZ's ``InferenceData`` or ``DataTree`` with a group
         ``posterior``, or a dict from sites to arrays of shape ``(chains, draws, ...)``.
-    :param reference: likewise, of the same model; by NUTS for example.
+    :param reference: draws of the same model in one of these forms, for example from NUTS.
     :return: a mapping from each common site to a dict of arrays of its shape: ``mean``, ``sd``, ``5%``, ``50%``,
         ``95%``, each with its standard error as ``mean_error`` and so on, and the ``verdict`` of the worst of them.
-    :raises TypeError: not one of these.
-    :raises ValueError: no site in common, or sites of different shapes.
+    :raises TypeError: if one of them has none of these forms.
+    :raises ValueError: if there is no site in common, or a site has different shapes.
 
     **Example**
 
@@ -52,12 +52,13 @@ def compare(idata: Any, reference: Any) -> Summary:
     if not common:
         raise ValueError(
             f"idata has the sites {', '.join(map(repr, ours))}, reference {', '.join(map(repr, theirs))}: none in "
-            "common."
+            "common. Give draws of the same model."
         )
     for name in common:
         if ours[name].shape[2:] != theirs[name].shape[2:]:
             raise ValueError(
-                f"site {name!r} has shape {ours[name].shape[2:]} in idata and {theirs[name].shape[2:]} in reference."
+                f"site {name!r} has shape {ours[name].shape[2:]} in idata and {theirs[name].shape[2:]} in reference. "
+                "Give draws of the same model."
             )
     tests = sum(int(np.prod(ours[name].shape[2:])) for name in common) * (2 + len(QUANTILES))
     lines = {name: _line(name, ours[name], theirs[name], tests) for name in common}
@@ -70,7 +71,7 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
     """
     Site -> array of shape ``(chains, draws, ...)``.
 
-    :raises TypeError: nothing that holds draws.
+    :raises TypeError: if ``draws`` has none of the allowed forms.
     """
     if isinstance(draws, MCMC):
         draws = draws.get_samples(group_by_chain=True)
@@ -79,13 +80,15 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
         return {str(key): np.asarray(x.transpose("chain", "draw", ...)) for key, x in group.data_vars.items()}
     if not isinstance(draws, Mapping):
         raise TypeError(
-            f"{name}={type(draws).__name__}: give an MCMC that has run, ArviZ's InferenceData or DataTree, or a dict "
-            "of arrays of shape (chains, draws, ...)."
+            f"{name}= must be an MCMC that has run, ArviZ's InferenceData or DataTree, or a dict of arrays of shape "
+            f"(chains, draws, ...), not {type(draws).__name__}."
         )
     found = {str(key): np.asarray(x) for key, x in draws.items()}
     for key, x in found.items():
         if x.ndim < 2 or x.shape[1] < 8:
-            raise ValueError(f"{name}[{key!r}] has shape {x.shape}; give (chains, draws, ...), with 8 draws or more.")
+            raise ValueError(
+                f"{name}[{key!r}] has shape {x.shape}; it must be (chains, draws, ...), with at least 8 draws."
+            )
     return found
 
 
@@ -111,7 +114,7 @@ def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
         f"{size:.3f} +- {error:.3f}, {where}",
         "mean .1, sd .05, quantiles .15",
         verdict,
-        "the draws are not those of the reference.",
+        "the draws have another distribution than the reference.",
         details,
     )
 

@@ -1,19 +1,20 @@
 r"""
-The identities of the score, which hold for draws of the posterior and need no reference. Integrating by parts,
+The identities of the score, which hold for draws from the posterior and need no reference. Integrating by parts,
 
 .. math:: E[\partial_j U(z)] = 0, \qquad E[(z_j - m_j)\, \partial_k U(z)] = \delta_{jk}.
 
-Their estimates take one fresh minibatch S a draw, with rows that no step has seen, or all rows where these are few.
-Minibatches are corrected by the gradient at the mean m of the draws, whose expectation is known from one full pass,
+Their estimates use one new minibatch S per draw, independent of the rows of the steps, or all rows if these are few.
+Minibatch gradients are corrected by a control variate at the mean m of the draws, whose expectation is known from one
+full pass,
 
 .. math:: g(z) = \nabla U_S(z) - \beta \left(\nabla U_S(m) - \nabla U(m)\right),
 
-with :math:`\beta = 1`, or that of the least variance in coordinates where it is clearly smaller, as far from normal, so
-that g is never worse than the plain gradient.
+with :math:`\beta = 1`, or the :math:`\beta` that minimises the variance in coordinates where this clearly reduces it
+(posteriors that are far from normal), so that g is never worse than the plain gradient.
 
-What a violation means for the draws is read off to first order. With their covariance :math:`\Sigma` and
-:math:`v = \Sigma \nabla U`, on a normal posterior :math:`E[v_j]` is how far the mean is off, and
-:math:`E[(z - m)_j v_j] / \Sigma_{jj} - 1` is by how much the variance is too large, correlated coordinates included.
+A violation is translated into an error of the draws to first order. With their covariance :math:`\Sigma` and
+:math:`v = \Sigma \nabla U`, on a normal posterior :math:`E[v_j]` is the error of the mean, and
+:math:`E[(z - m)_j v_j] / \Sigma_{jj} - 1` is the relative error of the variance, also for correlated coordinates.
 """
 
 from collections.abc import Mapping
@@ -33,20 +34,20 @@ from numpyro_sgmcmc.model.coordinates import raveled
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
 from numpyro_sgmcmc.types import RowsState
 
-ALL_ROWS = 2000  # of the data plates together, that are cheap enough to be looked at in each draw
-CLEARLY = 0.8  # the variance that a fitted coefficient leaves, at most, of that which 1 leaves
-DENSE = 500  # coordinates beyond which only variances are looked at
+ALL_ROWS = 2000  # up to this number of rows, in all plates together, all rows are used for each draw
+CLEARLY = 0.8  # maximal variance with a fitted coefficient, relative to that with coefficient 1
+DENSE = 500  # with more coordinates, correlations are ignored
 
 
 class Identities(NamedTuple):
     """
-    By coordinate, shape ``(d,)``: estimates, and their standard errors.
+    Estimates by coordinate, shape ``(d,)``, and their standard errors.
 
     - **gradient** - E[dU/dz_j].
     - **virial** - E[(z - m)_j dU/dz_j].
-    - **shift** - of the mean, in sds of the draws: E[v_j] / sd_j.
-    - **inflation** - of the variance: E[(z - m)_j v_j] / var_j - 1.
-    - **scale** - the sd of the score in a right run, by the draws' covariance.
+    - **shift** - error of the mean, in sds of the draws: E[v_j] / sd_j.
+    - **inflation** - relative error of the variance: E[(z - m)_j v_j] / var_j - 1.
+    - **scale** - the sd of the score in a correct run, computed from the draws' covariance.
     """
 
     gradient: np.ndarray
@@ -62,9 +63,10 @@ class Identities(NamedTuple):
 
 class Gradients(NamedTuple):
     """
-    - **values** - of the gradient at each draw, shape ``(chains, draws, d)``.
-    - **rows** - looked at in each draw, all plates together; **whole** - whether these are all.
-    - **passes** - over the data that they took.
+    - **values** - gradient at each draw, shape ``(chains, draws, d)``.
+    - **rows** - number of rows used for each draw, in all plates together.
+    - **whole** - whether these are all rows.
+    - **passes** - passes over the data in total.
     """
 
     values: np.ndarray
@@ -121,18 +123,18 @@ def gradients(
 def identities(z: np.ndarray, g: np.ndarray) -> Identities:
     """
     :param z: draws, shape ``(chains, draws, d)``.
-    :param g: gradients there, likewise.
+    :param g: gradients at the draws, of the same shape.
     """
     away = z - z.mean((0, 1))
     sd = np.maximum(away.std((0, 1)), 1e-300)
     d, n = z.shape[-1], z.shape[0] * z.shape[1]
-    x, s = away / sd, g * sd  # of unit width: numbers of all magnitudes are in z
+    x, s = away / sd, g * sd  # standardised, because the scales in z may differ by orders of magnitude
     mixed, scale = s, 1 / sd
     if d <= DENSE and n > 2 * d:
         correlation = x.reshape(n, d).T @ x.reshape(n, d) / n
         mixed = s @ correlation
         scale = np.sqrt(np.maximum(np.diag(np.linalg.pinv(correlation, hermitian=True)), 1)) / sd
-    # counted from the mean of the draws, which takes 1 / ESS away; no run knows a variance better than by 1 / ESS^1/2
+    # subtracting the mean of the draws loses 1 / ESS; no run determines a variance better than to 1 / ESS^1/2
     lost = 1 / effective(z)
     virial, inflation = x * s + lost, x * mixed - 1 + lost
     virial_error, inflation_error = (
@@ -153,7 +155,7 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
 
 def _error_of_product(x: np.ndarray, s: np.ndarray, product: np.ndarray) -> np.ndarray:
     """
-    Standard error of the mean of x s where x is counted from the mean of the draws: to first order that of
-    x s - x E[s], as in a covariance.
+    Standard error of the mean of x s, where x is the difference from the mean of the draws: to first order that of
+    x s - x E[s], as for a covariance.
     """
     return standard_error(product - x * s.mean((0, 1)))

@@ -1,18 +1,18 @@
 r"""
-``summary(mcmc, *data)``: what a run says about itself, line by line, each against a stated bound.
+``summary(mcmc, *data)``: checks of a run, each compared with a stated bound.
 
-From what is kept alone, in O(draws): how far the chains mixed, the steps that were refused, the kinetic temperature
+From the kept fields alone, in O(draws): how well the chains have mixed, the refused steps, the kinetic temperature
 
 .. math:: T = E[p^T M^{-1} p] / d,
 
-which is 1 for a right sampler, and what the warm-up has found. With the data, from one fresh minibatch a draw: the
+which is 1 for a correct sampler, and the results of the warm-up. With the data, from one new minibatch per draw: the
 identities of the score (:mod:`~numpyro_sgmcmc.diagnostics.scores`), the configurational temperature
-:math:`E[(z - m) \cdot \nabla U] / d`, which is 1 too, and the inflation of the variance that step size and minibatches
-predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted`).
+:math:`E[(z - m) \cdot \nabla U] / d`, which should also be 1, and the predicted inflation of the variance by step size
+and minibatches (:mod:`~numpyro_sgmcmc.diagnostics.predicted`).
 
-A line is red only where a deviation is certain and matters: its z-score exceeds a quantile of Student's t for the worst
-of all coordinates, and the mean is off by more than 0.1 sd, or a variance by more than 10 %. R-hat and the effective
-sample size tell whether chains have mixed, and nothing about bias.
+The verdict is not ``ok`` only if a deviation is significant and matters: its z-score exceeds a quantile of Student's t
+for the worst of all coordinates, and the error of a mean exceeds 0.1 sd, or that of a variance 10 %. R-hat and the
+effective sample size measure whether chains have mixed, not bias.
 """
 
 from typing import Any
@@ -29,8 +29,8 @@ from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
 from numpyro_sgmcmc.model.potential import ModelPotential
 
-NUMBERS = 2**25  # coordinates times draws that are looked at, at most
-FEWEST = 400  # draws that are looked at whatever the number of coordinates
+NUMBERS = 2**25  # maximal number of coordinates times draws that are used
+FEWEST = 400  # number of draws that are used for any number of coordinates
 
 
 def summary(
@@ -39,22 +39,22 @@ def summary(
     r"""
     A table of checks of a run, each with a bound and a verdict: ``ok``, ``doubtful`` or ``wrong``.
 
-    If you pass the data, it checks :math:`E[\partial_j U] = 0` and :math:`E[(z - m)_j \partial_j U] = 1` with one fresh
+    If you pass the data, it checks :math:`E[\partial_j U] = 0` and :math:`E[(z - m)_j \partial_j U] = 1` with one new
     minibatch per draw (or all rows, for plates of at most 2000), and predicts the inflation of the variance by
     minibatch noise and by the step size. This takes one pass over the data and two minibatches per draw.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model, as they were given to ``mcmc.run``. Without them only what the run has
-        kept is checked.
-    :param int max_draws: draws at which gradients are evaluated, over all chains, evenly thinned; fewer, but 400, where
-        these would be more than 2**25 numbers.
-    :param seconds: how long the run took, to report gradient evaluations per second; NumPyro does not record it.
+    :param model_args: arguments of the model, as given to ``mcmc.run``. Without them only the fields that the run has
+        kept are checked.
+    :param int max_draws: draws at which gradients are evaluated, over all chains, evenly thinned; fewer, but at least
+        400, if these would be more than 2**25 numbers.
+    :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
         ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table; ``.by_site`` has the identities,
-        the temperature and the predicted inflations of each site, those of its worst coordinate.
-    :raises TypeError: not an MCMC with a kernel of this package.
-    :raises ValueError: no run yet; fewer than 8 draws of each chain.
+        the temperature and the predicted inflations of each site, for its worst coordinate.
+    :raises TypeError: if it is not an MCMC with a kernel of this package.
+    :raises ValueError: if there was no run yet, or there are fewer than 8 draws of each chain.
 
     **References:**
 
@@ -109,5 +109,5 @@ def summary(
 
 
 def _takes_arguments(mcmc: MCMC) -> bool:
-    """Whether the run was given any, so that none here means that the data are left out."""
+    """Whether the run had model arguments, so that a summary without arguments is one without the data."""
     return bool(mcmc._args or mcmc._kwargs)

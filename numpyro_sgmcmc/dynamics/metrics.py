@@ -1,10 +1,10 @@
 r"""
-Metrics that are functions of the position: what SGLD's preconditioner and SGHMC's mass become if they depend on z.
+Metrics that are functions of the position: preconditioners of SGLD and masses of SGHMC that depend on z.
 
-They are given as :math:`G(z)^{-1}`, the inverse of the Riemannian metric: where it is large, a chain moves far. A
-metric of the model is a function of its energy or of its rows' gradients. It is computed on rows that are chosen once,
-so that it is a function of z and nothing else: computed on the rows of a step it would depend on the noise of the
-gradient, and the recipe would no longer leave the posterior.
+They are given as :math:`G(z)^{-1}`, the inverse of the Riemannian metric: a chain makes large moves where it is large.
+A metric of the model is a function of its energy or of its rows' gradients. It is computed on rows that are chosen
+once, so that it is a function of z alone. If it were computed on the rows of a step, it would depend on the gradient
+noise, and the recipe would not leave the posterior invariant.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,15 +33,15 @@ def fixed_rows(potential: Potential, count: int) -> Rows:
 @dataclass(frozen=True)
 class Fisher:
     r"""
-    The diagonal of the Fisher information of the rows, by their gradients, and the curvature of a prior,
+    The diagonal of the Fisher information, estimated from the gradients of rows, plus the curvature of a prior,
 
     .. math:: G_{jj}(z) = \lambda + \frac{N}{m} \sum_{i \in S} \left(\frac{\partial U_i}{\partial z_j}(z)\right)^2,
 
-    with U_i the energy of row i and S a set of m rows that stays the same. A step costs some five gradients of m rows
-    more. Needs one minibatched plate.
+    where U_i is the energy of row i and S is a fixed set of m rows. A step costs about five additional gradients of m
+    rows. It needs exactly one minibatched plate.
 
     :param int rows: m.
-    :param float prior: lambda > 0, the curvature that the prior adds; it also bounds G from below.
+    :param float prior: :math:`\lambda > 0`, the curvature of the prior; it is also a lower bound of G.
 
     **References:** *Riemann Manifold Langevin and Hamiltonian Monte Carlo Methods*, M. Girolami, B. Calderhead (2011),
     section 4.2
@@ -52,7 +52,7 @@ class Fisher:
 
     def __post_init__(self):
         if not isinstance(self.rows, int) or self.rows < 1:
-            raise ValueError(f"Fisher(rows={self.rows!r}) must be a whole number of rows, at least 1.")
+            raise ValueError(f"Fisher(rows={self.rows!r}) must be an integer number of rows, at least 1.")
         if not (math.isfinite(self.prior) and self.prior > 0):
             raise ValueError(f"Fisher(prior={self.prior!r}) must be a positive number.")
 
@@ -60,12 +60,12 @@ class Fisher:
         """
         z -> the diagonal of G^-1, a dict like z.
 
-        :raises ValueError: not one minibatched plate.
+        :raises ValueError: if there is not exactly one minibatched plate.
         """
         if len(potential.plates) != 1:
             raise ValueError(
-                f"metric=Fisher() needs one minibatched plate whose rows have gradients, not {len(potential.plates)}. "
-                "Give a batch_size, or a metric of your own."
+                f"metric=Fisher() needs exactly one minibatched plate, for the gradients of its rows, not "
+                f"{len(potential.plates)}. Give a batch_size for one plate, or your own metric."
             )
         rows = fixed_rows(potential, self.rows)
         ((name, plate),) = potential.plates.items()
@@ -84,12 +84,12 @@ class Energy:
     r"""
     A metric that moves faster where the density is small, :math:`G(z)^{-1} = a \sqrt{|U(z) + c|}` times the identity.
 
-    With a minibatched plate U is estimated from rows that stay the same. Choose c so that U + c is positive: where it
+    With a minibatched plate U is estimated from a fixed set of rows. Choose c so that U + c is positive: where it
     is 0, the metric has a kink and the chain no noise.
 
     :param float scale: a > 0.
     :param float offset: c.
-    :param int rows: number of these rows.
+    :param int rows: number of rows in this set.
 
     **References:** *A Complete Recipe for Stochastic Gradient MCMC*, Y.-A. Ma, T. Chen, E. B. Fox (2015), section 4.1,
     where a = 1.5 and c = 0.5
@@ -112,13 +112,13 @@ class Energy:
 @dataclass(frozen=True, eq=False)
 class OfPosition:
     """
-    The part of a recipe that a metric makes, a function of the phase.
+    The part of a recipe that is defined by a metric, a function of the phase.
 
     :param metric: z -> G^-1 as a scalar, a diagonal or a matrix over the raveled z, or a dict of these by site; or an
         object whose ``bind(potential)`` is such a function.
     :param str part: ``"position"``, G^-1 in the rows of z; ``"friction"``, a multiple of it in the rows of the
         momentum; ``"coupling"``, its root R with R R' = G^-1, between both.
-    :param float factor: of the friction.
+    :param float factor: factor of the friction.
     """
 
     metric: Any
@@ -145,12 +145,12 @@ def plain(value: Any, phase: Phase) -> jax.Array:
     """
     A metric as a scalar, a diagonal or a matrix over the raveled z.
 
-    :raises ValueError: it is none of these.
+    :raises ValueError: if it is none of these.
     """
     layout = Layout(Phase(phase.z))
     matrix = Matrix("metric", value, layout)
     if matrix.map is not None:
-        raise ValueError("metric returns a LinearMap; return a diagonal or a matrix, or use Recipe(D=...) as dynamics.")
+        raise ValueError("metric returns a LinearMap. Return a diagonal or a matrix, or use Recipe(D=...) as dynamics.")
     if not isinstance(value, Mapping):
         return matrix.blocks[0].value
     return matrix.as_diagonal() if matrix.diagonal else matrix.dense()

@@ -1,20 +1,20 @@
 r"""
-A diagonal preconditioner that is estimated in the warm-up (Li et al. 2016; Springenberg et al. 2016): any dynamics with
-a mass, run with
+A diagonal preconditioner that is estimated in the warm-up (Li et al. 2016; Springenberg et al. 2016). It works with any
+dynamics that has a mass,
 
 .. math:: M^{-1} = \frac{1}{\lambda + \sqrt{V}}, \qquad V' = V + \max(1 - \beta, \tfrac{1}{i + 1}) (g^2 - V),
 
-V the running mean of squared gradients of U, by coordinate. It moves in the first half of the warm-up and then stands
-still, so that the second half and the draws are those of the dynamics with a constant mass and leave its law. Where the
-mass changes, the momentum keeps its distribution: :math:`p' = \sqrt{M' / M}\, p`.
+where V is the running mean of squared gradients of U, by coordinate. It changes in the first half of the warm-up and is
+then constant, so that the second half and the draws follow the dynamics with a constant mass and have its stationary
+distribution. When the mass changes, the momentum is rescaled to keep its distribution: :math:`p' = \sqrt{M' / M}\, p`.
 
-A preconditioner that moved for ever would leave another law. Its divergence :math:`\Gamma` does not mend that: V is a
-function of the path, not of the position, and the :math:`\Gamma` of Li et al. (2016) is left out in their own
-experiments. A metric that is a function of the position, with its :math:`\Gamma`, is that of
+A preconditioner that adapts for ever has another stationary distribution. Its divergence :math:`\Gamma` would not
+correct that: V is a function of the path, not of the position, and Li et al. (2016) leave :math:`\Gamma` out in their
+own experiments. For a metric that is a function of the position, with its :math:`\Gamma`, use
 :class:`~numpyro_sgmcmc.SGRLD`.
 
-The first gradient sets V to its mean square over all coordinates, so that none moves far before its own is known;
-until then the mass is so large that the chain stands still.
+The first gradient sets V to its mean square over all coordinates, so that no coordinate moves far before its own V is
+known. Before that the mass is so large that the chain does not move.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,8 +35,8 @@ class Preconditioner(NamedTuple):
     """
     - **inverse_mass** - M^-1, a dict like ``z``.
     - **square** - V, a dict like ``z``.
-    - **frozen** - whether both stand still for good, a boolean of shape ``()``.
-    - **variance** - of the gradient's noise where the word reckons with it, a dict like ``z``; else ``()``.
+    - **frozen** - whether both are constant from now on, a boolean of shape ``()``.
+    - **variance** - variance of the gradient noise if the word needs it, a dict like ``z``; otherwise ``()``.
     """
 
     inverse_mass: Any
@@ -58,8 +58,8 @@ class Preconditioned(Dynamics):
     """
     A dynamics whose mass is estimated in the warm-up.
 
-    :param base: overdamped or underdamped dynamics, whose letters and words these are.
-    :param float memory: beta; V looks back over some 1 / (1 - beta) steps.
+    :param base: overdamped or underdamped dynamics, which defines the letters and words.
+    :param float memory: beta; V averages over about 1 / (1 - beta) steps.
     :param float damping: lambda, in the units of a gradient of U.
     """
 
@@ -78,7 +78,7 @@ class Preconditioned(Dynamics):
         return self.base.integrators
 
     def settled(self, phase: Phase) -> tuple[Any, Phase]:
-        """The dynamics with the mass of this phase for a constant, and its own phase."""
+        """The base dynamics with the mass of this phase as a constant, and its phase."""
         own = phase.auxiliary
         return replace(self.base, inverse_mass_matrix=own.inverse_mass), phase._replace(auxiliary=own.variance)
 
@@ -105,7 +105,7 @@ class Preconditioned(Dynamics):
         return dynamics.temperature(inner)
 
     def adapt(self, phase: Phase, gradient: Any, i: jax.Array, num_warmup: jax.Array) -> Phase:
-        """The phase with the preconditioner of one gradient more, in the first half of the warm-up."""
+        """The phase with the preconditioner updated by one gradient, in the first half of the warm-up."""
         old = phase.auxiliary
         half = jnp.maximum(num_warmup // 2, 1)
         moves = ~old.frozen & (i < half)
@@ -132,15 +132,15 @@ class Preconditioned(Dynamics):
 
 def preconditioned(base: Any, memory: float, damping: float, step_size: Any) -> Preconditioned:
     """
-    :raises ValueError: names the argument that is wrong or missing.
+    :raises ValueError: if an argument is wrong or missing; the message names it.
     """
     if step_size is None or getattr(step_size, "relative", False):
         raise ValueError(
-            "step_size= is missing: the warm-up estimates the preconditioner, not the step. Give one, or leave it to "
-            "SGLD or SGHMC, whose warm-up finds coordinates and step."
+            "step_size= is missing: the warm-up estimates the preconditioner, not the step size. Give one, or use SGLD "
+            "or SGHMC, whose warm-up chooses coordinates and step size."
         )
     if not (isinstance(memory, (int, float)) and 0 <= memory < 1):
-        raise ValueError(f"memory={memory!r} must be a number from 0 to below 1: 0.99 looks back over 100 steps.")
+        raise ValueError(f"memory={memory!r} must be a number in [0, 1): 0.99 averages over 100 steps.")
     if not (isinstance(damping, (int, float)) and math.isfinite(damping) and damping > 0):
         raise ValueError(f"damping={damping!r} must be a positive, finite number.")
     return Preconditioned(base, float(memory), float(damping))

@@ -1,10 +1,10 @@
 """
 The loop over the steps of a transition whose rows may be on disk.
 
-The rows of a step are a function of a key and a counter, so those of the next steps are known. One callback hands over
-the rows of a block of steps, and a thread reads those of the next block while the device computes. What has been read
-is found again by the row numbers: a reader keeps no state that a chain depends on, so several chains may share one, and
-a resumed run needs nothing of it.
+The rows of a step are a function of a key and a counter, so those of the next steps are known. One callback returns the
+data for a block of steps, and a thread reads those for the next block while the device computes. The data that have
+been read are identified by their row numbers. So no chain depends on the state of a reader: several chains may share
+one, and a resumed run needs none.
 """
 
 from collections import OrderedDict
@@ -28,17 +28,17 @@ from numpyro_sgmcmc.types import RowScheme
 from numpyro_sgmcmc.utils import compat
 from numpyro_sgmcmc.utils.loop import repeat
 
-BLOCK = 4 * 2**20  # bytes of a block: smaller ones cost calls, larger ones memory
-WAITING = 32  # blocks that may wait, one for each chain that shares a reader
+BLOCK = 4 * 2**20  # bytes per block: smaller blocks need more calls, larger ones more memory
+WAITING = 32  # maximal number of blocks read ahead, one for each chain that shares a reader
 
 Block = tuple[np.ndarray, ...]  # rows of each source
 
 
 class ReadAhead:
     """
-    The rows of a block from each source. Those of the next block are read by a thread in the meantime.
+    Reads the rows of a block from each source, while a thread reads those of the next block.
 
-    :param sources: what is read, rows of every source.
+    :param sources: the sources; the same rows are read from all of them.
     """
 
     def __init__(self, sources: Sequence[OnDisk]):
@@ -46,21 +46,21 @@ class ReadAhead:
         self._thread = ThreadPoolExecutor(1, "numpyro_sgmcmc.OnDisk")
         self._waiting: OrderedDict[tuple, tuple[np.ndarray, Future]] = OrderedDict()
         self._lock = Lock()
-        self._free: list[Block] = []  # new memory for each block would cost more than what is read
+        self._free: list[Block] = []  # reused, as allocating memory for each block would take longer than reading it
 
     def __call__(self, now: Any, after: Any) -> Block:
-        """What lies in the rows ``now``, as new arrays; ``after`` are the rows that will be asked for next."""
+        """The data of the rows ``now``, as new arrays; ``after`` are the rows of the next call."""
         return self._take(np.asarray(now), np.asarray(after))
 
     def fill(self, context: Any, out: Sequence[Any], now: Any, after: Any) -> None:
-        """The same, written into XLA's own buffers ``out``."""
+        """The same, but written into XLA's own buffers ``out``."""
         block = self._take(np.asarray(now), np.asarray(after))
         for buffer, values in zip(out, block):
             np.copyto(np.asarray(buffer), values)
         self._free.append(block)
 
     def _take(self, now: np.ndarray, after: np.ndarray) -> Block:
-        after = after.copy()  # the thread reads it when XLA may have overwritten it
+        after = after.copy()  # XLA may overwrite it before the thread reads it
         with self._lock:
             ahead = self._waiting.pop(_key(now), None)
             self._waiting[_key(after)] = after, self._thread.submit(self._read, after)
@@ -84,7 +84,7 @@ class ReadAhead:
 
 
 def _key(rows: np.ndarray) -> tuple:
-    """What tells blocks apart in a look-up: to hash all of their rows would cost as much as to read them."""
+    """The key of a block in a look-up. It uses only the first rows: hashing all would take as long as reading them."""
     return rows.shape, rows[..., 0].tobytes()
 
 
@@ -96,10 +96,10 @@ def repeat_with_rows(
     scheme: RowScheme,
 ) -> SGMCMCState:
     """
-    ``steps`` steps, with what is on disk read ahead.
+    Makes ``steps`` steps, for which data on disk are read ahead.
 
-    :param step: of one state or of the states of several chains, given what was read for it from each of the
-        potential's ``row_sources``.
+    :param step: a step of one state or of the states of several chains; its second argument is the data read for it
+        from each of the potential's ``row_sources``.
     """
     sources = potential.row_sources
     if not sources or compat.jit_is_disabled():
@@ -138,7 +138,7 @@ def repeat_with_rows(
 
 
 def _block_length(sources: Sequence[OnDisk], rows: int, steps: Any) -> int:
-    """Steps of a block of about ``BLOCK`` bytes. Blocks of about equal length, so that little is read in vain."""
+    """Steps per block of about ``BLOCK`` bytes. Blocks are about equally long, so that few unused rows are read."""
     of_a_step = rows * sum(source.dtype.itemsize * math.prod(source.shape[1:]) for source in sources)
     length = max(BLOCK // of_a_step, 1)
     return math.ceil(steps / math.ceil(steps / length)) if isinstance(steps, int) else length

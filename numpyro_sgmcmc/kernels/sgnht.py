@@ -15,7 +15,7 @@ class SGNHT(SGMCMC):
     r"""
     Stochastic gradient Nosé-Hoover thermostat, with one thermostat for all coordinates.
 
-    The friction adapts until it balances the noise of the gradient. The default word ``"ADBOBDA"`` is symmetric, with
+    The friction adapts until it balances the gradient noise. The default word ``"ADBOBDA"`` is symmetric, with
     the exact Ornstein-Uhlenbeck flow. ``"ssi"`` (``ADFBNFDA``) and ``"euler"`` (``AED``) are the schemes of Li et al.
     (2016), of order 2 and 1. Each of these costs one gradient per step.
 
@@ -32,7 +32,7 @@ class SGNHT(SGMCMC):
         (``R``). The stationary distribution stays the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None (and no ``init_params``): the mean of a mean-field
         normal approximation, with thermostats at D + h s^2 / 2, where s^2 is the variance of the gradient there, see
-        :mod:`~numpyro_sgmcmc.tuning.start`. If a start is given, the thermostats begin at D as in the papers.
+        :mod:`~numpyro_sgmcmc.tuning.start`. If a start is given, the thermostats start at D as in the papers.
 
     **References:**
 
@@ -115,7 +115,7 @@ class SGNHT(SGMCMC):
 class MSGNHT(SGNHT):
     """
     Multivariate stochastic gradient Nosé-Hoover thermostat: :class:`SGNHT` with one thermostat for each coordinate, so
-    that coordinates with unlike gradient noise each find their friction (Gan et al. 2015; Li et al. 2016). The
+    that the friction of each coordinate adapts to its own gradient noise (Gan et al. 2015; Li et al. 2016). The
     arguments are those of :class:`SGNHT`.
 
     **References:**

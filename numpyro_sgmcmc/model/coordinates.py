@@ -128,8 +128,8 @@ def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) ->
     wrong = [name for name in names if name not in prototype or names.count(name) > 1]
     if wrong:
         raise ValueError(
-            f"dense_mass names {wrong[0]!r}, which is {'in it twice' if wrong[0] in prototype else 'not a latent site'}. "
-            f"Each of {sorted(prototype)} may be in one tuple."
+            f"dense_mass names {wrong[0]!r}, which is {'twice in it' if wrong[0] in prototype else 'no latent site'}; "
+            f"each of {sorted(prototype)} may be in one tuple."
         )
     of_site = {name: number for number, block in enumerate(tuples) for name in block}
     singles = itertools.count(len(of_site))

@@ -2,9 +2,9 @@
 Follows the row numbers of the plates through the trace of a model: which values depend on them, and which arrays they
 index.
 
-A forward pass over the equations of a jaxpr, with calls inlined. A value remains *row numbers* while it is only copied,
-cast, broadcast or reshaped. Arithmetic makes *computed* numbers of it (``rows + 1``), and a look-up makes data
-(``group[rows]``), which may index anything.
+This is a forward pass over the equations of a jaxpr, with calls inlined. *Row numbers* that are copied, cast, broadcast
+or reshaped remain row numbers. The result of arithmetic on them (``rows + 1``) is *computed* numbers, and the result of
+a look-up (``group[rows]``) is data, which may index anything.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ CLOSED_OVER = "a closed-over array"
 
 
 class Fact(NamedTuple):
-    """What is known of one value of the trace."""
+    """The facts about one value of the trace."""
 
     depends: frozenset[str] = frozenset()  # plates whose rows it depends on
     row_of: str | None = None  # the plate whose row numbers its elements are
     computed_from: frozenset[str] = frozenset()  # plates from whose row numbers it is computed
-    negative_in: str | None = None  # it says which row numbers of this plate are negative
-    columns: tuple["Fact", ...] = ()  # of index vectors: what each of their components is
-    argument: str = ""  # where it is data: the argument of the model that it is, or CLOSED_OVER
+    negative_in: str | None = None  # the plate, if the value is a mask of its negative row numbers
+    columns: tuple["Fact", ...] = ()  # for index vectors: the facts about each component
+    argument: str = ""  # for data: the name of the argument of the model, or CLOSED_OVER
 
 
 class Lookup(NamedTuple):
-    """An array indexed by numbers that come from a plate, one element of ``dim`` at a time."""
+    """An array indexed along ``dim`` by numbers that come from a plate, one element at a time."""
 
     plate: str
     exact: bool  # by row numbers, not by numbers computed from them
@@ -47,9 +47,9 @@ def follow(
 ) -> tuple[list[Fact], list[Lookup]]:
     """
     :param closed: trace.
-    :param inputs: what is known of its inputs.
-    :param name_of: the name of an array that the trace closes over.
-    :return: what is known of the outputs, and the arrays that are indexed by a plate.
+    :param inputs: the facts about its inputs.
+    :param name_of: array that the trace closes over -> its name.
+    :return: the facts about the outputs, and the arrays that are indexed by a plate.
     """
     lookups: list[Lookup] = []
     constants = [Fact(argument=name_of(const)) for const in closed.consts]
@@ -97,14 +97,14 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
         return [inputs[1]]  # select(i < 0, i, i + N): how JAX reads an index from the end
     if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
         lookups.extend(_lookups(eqn, inputs))
-        inputs = inputs[:1]  # what is looked up has nothing of the numbers it was looked up by
+        inputs = inputs[:1]  # the result does not count as computed from the index
     sources = _sources(inputs)
     integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
     return [Fact(depends, computed_from=sources if integer else frozenset()) for integer in integers]
 
 
 def _of_one_step(eqn: Any, body: Any, inputs: list[Fact]) -> list[Fact]:
-    """What a step of a scan is given: elements of what it scans, and values that may change from step to step."""
+    """Facts about the inputs of a step of a scan: elements of the scanned arrays, and values that change by step."""
     depends, sources = frozenset().union(*(fact.depends for fact in inputs)), _sources(inputs)
     scanned = [inner.aval.ndim < outer.aval.ndim for inner, outer in zip(body.invars, eqn.invars)]
     varying = [Fact(depends, computed_from=sources, argument=fact.argument) for fact in inputs]
@@ -112,7 +112,7 @@ def _of_one_step(eqn: Any, body: Any, inputs: list[Fact]) -> list[Fact]:
 
 
 def _sources(inputs: Sequence[Fact]) -> frozenset[str]:
-    """Plates whose row numbers are among the inputs, as they are or computed with."""
+    """Plates whose row numbers are among the inputs, or from whose row numbers an input is computed."""
     exact = {fact.row_of for fact in inputs if fact.row_of is not None}
     return frozenset(exact).union(*(fact.computed_from for fact in inputs))
 
@@ -134,6 +134,6 @@ def _lookups(eqn: Any, inputs: list[Fact]) -> list[Lookup]:
     return [
         Lookup(plate, plate == column.row_of, shape, dim, array.argument)
         for dim, column in zip(dims, columns)
-        if eqn.params["slice_sizes"][dim] == 1  # a window has its own length
+        if eqn.params["slice_sizes"][dim] == 1  # skip windows, which are longer
         for plate in _sources([column])
     ]

@@ -1,4 +1,4 @@
-"""Running a NumPyro model on the rows it is told, and at unconstrained values."""
+"""Runs a NumPyro model on given rows, and at unconstrained values."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,8 +23,8 @@ Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], 
 
 class minibatch(Messenger):
     """
-    Run a model on the rows it is told: plates named in ``rows`` get these indices and NumPyro rescales by N/n, any
-    other plate gets all of its rows. ``numpyro.prng_key()`` statements get keys split from ``rng_key``.
+    Runs a model on given rows: plates named in ``rows`` get these indices and NumPyro rescales by N/n; any other plate
+    gets all of its rows. ``numpyro.prng_key()`` statements get keys split from ``rng_key``.
     """
 
     def __init__(self, fn: Any = None, rows: Rows | None = None, rng_key: jax.Array | None = None):
@@ -40,7 +40,7 @@ class minibatch(Messenger):
             size = msg["args"][0]
             self.declared[msg["name"]] = msg["args"]
             chosen = self.rows.get(msg["name"])
-            # a plate without a subsample_size must not warn about one, hence the new args
+            # with new args, a plate without a subsample_size does not warn about one
             msg["value"] = jnp.arange(size) if chosen is None else chosen
             msg["args"] = (size, None if chosen is None else len(chosen))
         elif msg["type"] == "prng_key" and msg["value"] is None:
@@ -48,12 +48,12 @@ class minibatch(Messenger):
             if self.rng_key is not None:
                 self.rng_key, msg["value"] = jax.random.split(self.rng_key)
         elif msg["type"] == "control_flow" and msg["fn"] is scan_wrapper:
-            # the body of a scan runs out of reach of this handler; have its plates reported
+            # the body of a scan runs outside this handler, so another handler must report its plates
             body, *rest = msg["args"]
             msg["args"] = (_report_plates(body, self.in_scan), *rest)
 
     def postprocess_message(self, msg: Any) -> None:
-        """Takes the rows for ``numpyro.subsample`` of a stand-in for an array before the plate tries, which cannot."""
+        """Indexes a :class:`RowArray` for ``numpyro.subsample``, because the plate itself cannot."""
         if msg["type"] == "subsample" and isinstance(msg["value"], RowArray):
             array, event_dim = msg["value"], msg["kwargs"]["event_dim"]
             for plate in plates_around():
@@ -75,8 +75,8 @@ class _report_plates(Messenger):
 
 class full_rows(Messenger):
     """
-    The model on all of its rows, whatever ``subsample_size`` it declares: what ArviZ, ``Predictive`` and
-    ``log_likelihood`` should see. Equal to the model it wraps, as :class:`numpyro.infer.Gibbs` compares models.
+    The model on all of its rows, for any declared ``subsample_size``, as ArviZ, ``Predictive`` and ``log_likelihood``
+    need it. It compares equal to the model it wraps, because :class:`numpyro.infer.Gibbs` compares models.
     """
 
     def process_message(self, msg: Any) -> None:
@@ -106,12 +106,12 @@ def _given(name: str, fn: Distribution, transforms: Transforms | None) -> Transf
 
 def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> handlers.substitute:
     """
-    The model with latents at the values that the unconstrained ``z`` are mapped to, and for each a factor
+    The model with latents at the values that correspond to the unconstrained ``z``, and for each latent a factor
     ``_{site}_log_det``: the log determinant of the Jacobian, which makes the density one of ``z``.
 
     :param fn: model.
     :param z: unconstrained values by site.
-    :param transforms: site -> transform from unconstrained values to the support; ``biject_to`` for others.
+    :param transforms: site -> transform from unconstrained values to the support; ``biject_to`` for other sites.
     """
     return handlers.substitute(fn, substitute_fn=partial(_transformed, z, transforms or {}))
 
@@ -124,12 +124,12 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     transform = transform_of(name, fn, transforms)
     step = site["infer"].get(SCAN_INDEX)
     if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):
-        x = x[step]  # inside a scan, of a value for each of its steps
+        x = x[step]  # inside a scan, z has a value for each step
     if _given(name, fn, transforms) is None and _is_real(fn.support):
         return x
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
-    # what is left of the event: as of a vector on the half line, whose coordinates are mapped one by one
+    # event dimensions that are left in log_det, as for a vector on the half-line, whose coordinates are mapped separately
     event_dim = jnp.ndim(log_det) - jnp.ndim(value) + len(fn.event_shape)
     numpyro.factor(f"_{name}_log_det", log_det.sum(tuple(range(-event_dim, 0))))
     return value

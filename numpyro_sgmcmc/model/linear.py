@@ -143,7 +143,7 @@ def linear_predictor(
         raise ValueError(
             f"{label} needs a model whose rows depend on the latents only through a linear predictor, with fewer "
             "numbers per row than there are coordinates. No such value was found for the latents "
-            f"{', '.join(map(repr, potential.prototype))}; with an unknown scale or a product of latents there is none. "
+            f"{', '.join(map(repr, potential.prototype))}; an unknown scale or a product of latents prevents it. "
             "If the model has one, name it with predictor=; otherwise use a table of the form 'batch' or 'row'."
         )
     cut = min(cuts, key=lambda number: program.shapes[number].size)

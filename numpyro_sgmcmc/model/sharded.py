@@ -1,12 +1,12 @@
 r"""
-Arrays whose rows are spread over devices, device k of D has :math:`N_k` of them.
+Arrays whose rows are distributed over D devices; device k has :math:`N_k` of them.
 
-Where each device looks up n / D rows of its own, of energy u,
+If each device looks up n / D of its own rows, with energies u,
 
 .. math:: \nabla\tilde U(z) = \nabla U_0(z) + \sum_{k=1}^D \frac{N_k}{n / D} \sum_{i \in S_k} \nabla u_i(z)
 
-needs one sum over k, of as many numbers as z has. Plain indexing of a sharded array would
-send the rows themselves from device to device.
+needs one sum over k, of as many numbers as z has. Plain indexing of a sharded array would send the rows themselves from
+device to device.
 """
 
 from typing import Any
@@ -23,11 +23,11 @@ from numpyro_sgmcmc.utils.compat import closed_over_arrays_are_constants
 
 class ShardedRows(RowArray):
     """
-    An array whose rows are spread over the devices of a mesh, made by :func:`shard_rows`. A model indexes it by the
-    rows of its plate, ``X[rows]``.
+    An array whose rows are distributed over the devices of a mesh, made by :func:`shard_rows`. A model indexes it by
+    the rows of its plate, ``X[rows]``.
 
-    :param jax.Array values: the rows of each device, shape ``(D, N / D, ...)``, the first axis over the devices. Where
-        D does not divide N, ``N / D`` is rounded up, and shorter shares are filled up.
+    :param jax.Array values: the rows of each device, shape ``(D, N / D, ...)``, with devices along the first axis. If D
+        does not divide N, ``N / D`` is rounded up, and shorter shares are padded.
     :param int size: N.
     """
 
@@ -45,31 +45,32 @@ class ShardedRows(RowArray):
 
     def _take(self, rows: Any, served: Any = None) -> jax.Array:
         """
-        :param served: whether each device's share of the rows is its own: device k is asked for element k of ``rows``,
-            cut into equal pieces.
+        :param served: whether each device has its own share of the rows: ``rows`` is cut into D equal pieces, and
+            piece k has rows of device k.
         """
         if not served:
             return self._values.reshape(-1, *self.shape[1:])[self._shares.locate(rows)]
         places = (rows.reshape(self.devices, -1) - self._shares.first[:, None]).astype(jnp.uint32)
-        # rows of another device would be numbers that are not finite, never another row
+        # rows of another device would be non-finite, never another row
         own = jax.vmap(lambda values, at: values.at[at].get(mode="fill"))(self._values, places)
         return own.reshape(*rows.shape, *self.shape[1:])
 
 
 def shard_rows(mesh: Mesh, *arrays: Any, axis: str | None = None) -> Any:
     """
-    Spread the rows of arrays over the devices of a mesh, as many on each, or one more on some.
+    Distributes the rows of arrays over the devices of a mesh, the same number to each, or one more to some.
 
-    In a run of several processes each of them calls it with the same arrays, memory maps for example, and reads the
-    rows of its own devices; or with a ``jax.Array`` of all processes, as
-    :func:`jax.make_array_from_process_local_data` makes it.
+    In a run of several processes, each of them calls it either with the same arrays, for example memory maps, and reads
+    the rows of its own devices, or with a ``jax.Array`` of all processes, made by
+    :func:`jax.make_array_from_process_local_data`.
 
     :param mesh: the devices.
     :param arrays: arrays with the same number of rows.
-    :param axis: the axis of the mesh over which the rows are spread; None for a mesh of one axis.
-    :return: what a model indexes in place of the array, or a tuple of them.
-    :raises ValueError: there are fewer rows than devices; the arrays differ in their number of rows; the axis is not
-        said, or not one of the mesh; JAX would copy the rows to all devices, as it does unless
+    :param axis: the axis of the mesh over which the rows are distributed; None for a mesh with one axis.
+    :return: a :class:`~numpyro_sgmcmc.model.sharded.ShardedRows`, which a model indexes instead of the array, or a
+        tuple of them.
+    :raises ValueError: if there are fewer rows than devices; the arrays differ in their number of rows; the axis is
+        missing, or not one of the mesh; or JAX would copy the rows to all devices, as it does unless
         ``JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1`` is set before it is imported.
 
     **Example**
@@ -83,7 +84,7 @@ def shard_rows(mesh: Mesh, *arrays: Any, axis: str | None = None) -> Any:
     if closed_over_arrays_are_constants():
         raise ValueError(
             "shard_rows needs JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 in the environment before JAX is imported. Without "
-            "it NumPyro's programs hold the data as constants, and each device would get a copy of all rows."
+            "it NumPyro's programs contain the data as constants, and each device would get a copy of all rows."
         )
     names = tuple(mesh.axis_names)
     if axis is None and len(names) == 1:
@@ -94,11 +95,13 @@ def shard_rows(mesh: Mesh, *arrays: Any, axis: str | None = None) -> Any:
     lengths = sorted({np.shape(array)[0] if np.ndim(array) else 0 for array in arrays})
     if len(lengths) != 1:
         shapes = ", ".join(str(np.shape(array)) for array in arrays) or "none"
-        raise ValueError(f"shard_rows needs arrays with one common number of rows, got shapes {shapes}.")
+        raise ValueError(f"shard_rows needs arrays with the same number of rows, got shapes {shapes}.")
     (rows,) = lengths
     if rows < devices:
-        raise ValueError(f"{rows} rows cannot be shared by {devices} devices along {axis!r}.")
-    # whatever the mesh says of its axes, the compiler is to choose how lookups are sharded
+        raise ValueError(
+            f"{rows} rows cannot be distributed over {devices} devices along {axis!r}. Use a mesh with at most {rows}."
+        )
+    # for all axis types of the mesh, the compiler should choose how lookups are sharded
     automatic = Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
     sharding = NamedSharding(automatic, PartitionSpec(axis))
     shares = Shares(rows, devices)

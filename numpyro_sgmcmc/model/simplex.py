@@ -1,15 +1,15 @@
 r"""
-Coordinates for sites on the half-line and on the simplex in which a Gamma and a Dirichlet law look alike (Patterson &
-Teh 2013).
+Coordinates for sites on the half-line and on the simplex in which Gamma and Dirichlet distributions have the same form
+(Patterson & Teh 2013).
 
-A point of the simplex is K numbers on the half-line over their sum,
+A point of the simplex consists of K numbers on the half-line divided by their sum,
 
 .. math:: \pi_k = \theta_k / s, \quad s = \sum_k \theta_k, \qquad
     p(\theta) = p(\pi)\, s^{1 - K}\, \mathrm{Gamma}(s; A, 1),
 
-for the sum is free: any law of it leaves that of :math:`\pi`. With :math:`A = \sum_k \alpha_k` the prior
-Dirichlet(:math:`\alpha`) is that of independent :math:`\theta_k \sim \mathrm{Gamma}(\alpha_k, 1)`. A site with the
-prior Gamma(a, b) is :math:`\theta / b`.
+The distribution of the sum can be chosen, because it does not affect that of :math:`\pi`. With
+:math:`A = \sum_k \alpha_k` the prior Dirichlet(:math:`\alpha`) is that of independent
+:math:`\theta_k \sim \mathrm{Gamma}(\alpha_k, 1)`. A site with the prior Gamma(a, b) is :math:`\theta / b`.
 
 The unconstrained values are :math:`\log \theta` ("natural") or :math:`\pm\theta` ("mean", both signs equally likely).
 """
@@ -36,7 +36,7 @@ from numpyro.distributions.transforms import Transform
 
 @jax.custom_jvp
 def inside(value: jax.Array) -> jax.Array:
-    """The value, but not below the smallest positive number: sparse laws leave it often. Its derivative stays."""
+    """The value, at least the smallest positive number, which sparse priors often undercut; its derivative is 1."""
     return jnp.maximum(value, jnp.finfo(value.dtype).tiny)
 
 
@@ -48,7 +48,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def exponential(x: jax.Array) -> jax.Array:
-    """exp(x), but not below the smallest positive number; its derivative is its value all the same."""
+    """exp(x), at least the smallest positive number; its derivative is always its value."""
     return jnp.maximum(jnp.exp(x), jnp.finfo(x.dtype).tiny)
 
 
@@ -60,7 +60,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def shares(x: jax.Array) -> jax.Array:
-    """exp(x) over its sum, whose derivative is that of exp(x) at a sum of 1: the sum is left out of it."""
+    """exp(x) divided by its sum. Its derivative ignores the sum: it is that of exp(x) at a sum of 1."""
     return exponential(jax.nn.log_softmax(x))
 
 
@@ -74,8 +74,8 @@ class HalfLine(Transform):
     """
     Unconstrained values -> positive ones.
 
-    :param scale: of theta in the site's units.
-    :param bool log: whether the unconstrained values are log theta, else theta with any sign.
+    :param scale: unit of theta, in units of the site.
+    :param bool log: whether the unconstrained values are log theta; otherwise they are theta with any sign.
     """
 
     domain: Any = constraints.real
@@ -99,12 +99,12 @@ class HalfLine(Transform):
 
 class Expanded(Transform):
     """
-    Unconstrained values, K of them -> a point of the simplex.
+    K unconstrained values -> a point of the simplex.
 
     :param total: A, shape ``batch_shape``.
-    :param bool log: as above.
-    :param bool raw: leave the sum out of derivatives. For a likelihood that is homogeneous of degree n in pi these are
-        then the derivatives with A + n in the place of A, whatever n is.
+    :param bool log: as for :class:`HalfLine`.
+    :param bool raw: leave the sum out of derivatives. If the likelihood is homogeneous of degree n in pi, these are the
+        derivatives with A + n instead of A, for any n.
     """
 
     domain: Any = constraints.real_vector
@@ -141,7 +141,7 @@ class Charts:
     """
     The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions.
 
-    :param dict counts: by site, added to the A that its prior gives.
+    :param dict counts: site -> number that is added to the A of its prior.
     """
 
     log: bool
@@ -149,7 +149,7 @@ class Charts:
     counts: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, name: str, fn: Distribution) -> Transform | None:
-        """None for a site on neither."""
+        """The transform of a site; None if it is on neither."""
         own: Any = _bare(fn)
         if _is(fn.support, constraints.simplex):
             total = jnp.full(fn.batch_shape, float(fn.event_shape[-1]))
@@ -162,7 +162,7 @@ class Charts:
 
 
 def supports_of_sites(potential: Any) -> dict[str, str]:
-    """Name of each latent site -> ``"simplex"``, ``"half-line"`` or ``"other"``, by the charts of the potential."""
+    """Name of each latent site -> ``"simplex"``, ``"half-line"`` or ``"other"``, from the charts of the potential."""
     found: dict[str, str] = {}
     kinds = {Expanded: "simplex", HalfLine: "half-line"}
 

@@ -1,6 +1,6 @@
 """
-What can stand behind :class:`~numpyro_sgmcmc.OnDisk`: readers that give every source a shape, a dtype and slices of
-rows. Sources are recognised by what they offer, so none of their libraries is imported.
+The sources of :class:`~numpyro_sgmcmc.OnDisk`: readers that give every source a shape, a dtype and slices of rows.
+Sources are recognised by their attributes, so none of their libraries is imported.
 
 | source | is recognised by | rows |
 |---|---|---|
@@ -8,7 +8,7 @@ rows. Sources are recognised by what they offer, so none of their libraries is i
 | Arrow: table, record batch | ``column_names``, ``slice`` | numeric columns side by side, or one column of lists |
 | Arrow: column | ``type``, ``slice`` | numbers, or lists of a fixed size |
 | memory map, Zarr, HDF5 | ``shape``, ``dtype`` | its own |
-| Grain, array_record, a list of arrays | ``len`` and elements | its elements, blocks of rows, one after the other |
+| Grain, array_record, a list of arrays | ``len`` and elements | its elements, which are consecutive blocks of rows |
 """
 
 import io
@@ -22,14 +22,14 @@ def opened(source: Any) -> Any:
     """
     A reader of the source: ``shape``, ``dtype`` and ``reader[first:stop]``.
 
-    :raises TypeError: it is none of the above.
-    :raises ValueError: it holds no rows of numbers.
+    :raises TypeError: if it is none of the above.
+    :raises ValueError: if it has no rows of numbers.
     """
     if isinstance(source, (str, os.PathLike)):
         try:
             return np.load(source, mmap_mode="r")
         except ValueError as error:
-            raise ValueError(f"the file is no .npy file of numbers: {error}") from error
+            raise ValueError(f"the file is not a .npy file of numbers: {error}") from error
     if _offers(source, "column_names", "column", "slice"):
         return ArrowTable(source)
     if _offers(source, "type", "slice", "null_count"):
@@ -46,7 +46,7 @@ def _offers(source: Any, *names: str) -> bool:
 
 
 class ArrowColumn:
-    """Rows of a column: numbers, or lists of numbers that are all of one length."""
+    """Rows of a column: numbers, or lists of numbers that all have the same length."""
 
     def __init__(self, column: Any):
         width = getattr(column.type, "list_size", None)
@@ -62,7 +62,7 @@ class ArrowColumn:
         part = self._column.slice(rows.start, rows.stop - rows.start)
         numbers = []
         for chunk in getattr(part, "chunks", [part]):
-            flat = chunk if len(self.shape) == 1 else chunk.flatten()  # of a list that is missing nothing is left
+            flat = chunk if len(self.shape) == 1 else chunk.flatten()  # this drops missing lists
             if chunk.null_count or flat.null_count:
                 raise ValueError("some values are missing (null).")
             numbers.append(flat.to_numpy(zero_copy_only=False))
@@ -73,7 +73,7 @@ class ArrowTable:
     """
     Rows of a table.
 
-    :raises ValueError: it has a column of lists and others, or columns of several dtypes.
+    :raises ValueError: if it has a column of lists and other columns, or columns of several dtypes.
     """
 
     def __init__(self, table: Any):
@@ -86,8 +86,8 @@ class ArrowTable:
         dtypes = {column.dtype for column in self._columns}
         if (self._lists and len(self._columns) > 1) or len(dtypes) != 1:
             raise ValueError(
-                f"the columns ({about or 'none'}) make no array. Choose some of one dtype, or one of lists: "
-                "table.select([...]), and table['y'] for one number a row."
+                f"the columns ({about or 'none'}) do not form an array. Choose columns of one dtype, or one column of "
+                "lists: table.select([...]), or table['y'] for one number per row."
             )
         (self.dtype,) = dtypes
         self.shape = self._columns[0].shape if self._lists else (table.num_rows, len(self._columns))
@@ -99,24 +99,24 @@ class ArrowTable:
 
 class Blocks:
     """
-    Rows of a sequence of blocks, all of the same length but perhaps the last, which may be shorter. Records of
-    array_record are blocks that ``numpy.save`` has written into them.
+    Rows of a sequence of blocks of the same length; the last block may be shorter. Records of array_record must be
+    blocks written by ``numpy.save``.
 
-    :raises TypeError: its elements are no blocks.
-    :raises ValueError: there are none, or they do not fit together.
+    :raises TypeError: if its elements are not blocks.
+    :raises ValueError: if there are no blocks, or they do not fit together.
     """
 
     def __init__(self, blocks: Any):
         self._blocks, count = blocks, len(blocks)
         if not count:
-            raise ValueError("it has no blocks.")
+            raise ValueError("the source has no blocks.")
         first = _block(blocks[0])
         self.dtype, self._length, self._row = first.dtype, len(first), first.shape[1:]
         last = len(_block(blocks[count - 1]))
         if not 0 < last <= self._length:
             raise ValueError(
-                f"the first block has {self._length} rows and the last {last}. All need the same number, but for the "
-                "last, which may have fewer."
+                f"the first block has {self._length} rows and the last {last}. All blocks need the same number of rows; "
+                "only the last may have fewer."
             )
         self._last, self._count = last, count
         self.shape = (self._length * (count - 1) + last, *self._row)
@@ -142,13 +142,13 @@ def _block(element: Any) -> np.ndarray:
     if isinstance(element, bytes):
         if not element.startswith(b"\x93NUMPY"):
             raise TypeError(
-                "its elements are bytes. Write the records by numpy.save, or decode them: "
+                "the elements are bytes. Write the records with numpy.save, or decode them: "
                 "grain.MapDataset.source(source).map(lambda record: np.frombuffer(record, dtype).reshape(shape))."
             )
         return np.load(io.BytesIO(element), allow_pickle=False)
     if not _offers(element, "shape", "dtype") or not element.shape:
         raise TypeError(
-            f"its elements are of type {type(element).__name__}, not blocks of rows, which are arrays. Of several "
-            "arrays in an element choose one: dataset.map(lambda element: element['x'])."
+            f"the elements are of type {type(element).__name__}, not blocks of rows, which are arrays. If an element "
+            "has several arrays, choose one: dataset.map(lambda element: element['x'])."
         )
     return np.asarray(element)

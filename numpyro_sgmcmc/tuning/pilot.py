@@ -1,15 +1,16 @@
 r"""
-What a round of the warm-up shows: whether the draws are those of the posterior, and how to change coordinates and step.
+Evaluates a round of the warm-up: whether the draws are from the posterior, and how to change coordinates and step size.
 
-At each draw x the mean g of the gradients in x of two fresh minibatches tells whether the draws are right, without a
+Let g be the mean of the gradients in x of two new minibatches at each draw x. It allows a check of the draws without a
 reference: integrating by parts,
 
 .. math:: E[\partial_j U] = 0, \qquad E[(x_j - m_j)\, \partial_j U] = 1.
 
-Both are averaged in blocks of draws, whose spread gives the standard errors with the autocorrelation counted.
+Both are averaged in blocks of draws. The variance between blocks gives standard errors that include the
+autocorrelation.
 
-At the end of a round the differences :math:`e = (g_1 - g_2) / \sqrt{2}` at some of its draws show the noise of the
-gradient where the chain is, of covariance :math:`S = E[e e^T]`.
+At the end of a round the differences :math:`e = (g_1 - g_2) / \sqrt{2}` at some of its draws measure the gradient noise
+at the position of the chain, whose covariance is :math:`S = E[e e^T]`.
 """
 
 from typing import NamedTuple
@@ -20,18 +21,18 @@ import numpy as np
 
 from numpyro_sgmcmc.model.coordinates import axes_of, product
 
-BLOCKS = 20  # of a round
-OUTLYING = 20.0  # squared length of a sample of the noise over their median, at most
+BLOCKS = 20  # blocks per round
+OUTLYING = 20.0  # maximal squared length of a sample of the noise, relative to the median
 
 
 class Moments(NamedTuple):
     """
     Sums over the draws of a round.
 
-    - **draws** - how many, of each chain.
-    - **blocks** - of x, x^2, g and x g by block and chain, shape ``(BLOCKS, 4, chains, d)``.
-    - **outer** - of x x^T over all chains, shape ``(d, d)``; empty where nobody asks for it.
-    - **places** - the last draws of x themselves, shape ``(places, chains, d)``.
+    - **draws** - number of draws of each chain.
+    - **blocks** - sums of x, x^2, g and x g by block and chain, shape ``(BLOCKS, 4, chains, d)``.
+    - **outer** - sum of x x^T over all chains, shape ``(d, d)``; empty if it is not needed.
+    - **places** - the last draws of x, shape ``(places, chains, d)``.
     """
 
     draws: jax.Array
@@ -42,10 +43,10 @@ class Moments(NamedTuple):
     @classmethod
     def zeros(cls, places: jax.Array, outer: bool = True) -> "Moments":
         """
-        Before any draw.
+        The sums before the first draw.
 
-        :param places: what stands for draws until there are as many.
-        :param outer: whether the sum of x x^T is asked for.
+        :param places: positions that are used until there are as many draws.
+        :param outer: whether the sum of x x^T is needed.
         """
         _, chains, d = places.shape
         blocks = jnp.zeros((BLOCKS, 4, chains, d), places.dtype)
@@ -53,12 +54,12 @@ class Moments(NamedTuple):
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
         """
-        With another draw of each chain.
+        The sums with another draw of each chain.
 
-        :param block: its number.
-        :param x: shape ``(chains, d)``.
-        :param first: a gradient there, likewise.
-        :param second: that of another minibatch.
+        :param block: number of its block.
+        :param x: the draw, shape ``(chains, d)``.
+        :param first: gradient at x from a minibatch, of the same shape.
+        :param second: gradient at x from another minibatch.
         """
         g = (first + second) / 2
         sums = jnp.stack([x, x * x, g, x * g])
@@ -73,14 +74,14 @@ class Moments(NamedTuple):
 
 class Evidence(NamedTuple):
     """
-    What the moments say of the draws.
+    Statistics of the draws, computed from their moments.
 
-    - **mean**, **variance** - of x by coordinate.
-    - **effective** - effective draws of the mean, in the median over coordinates.
+    - **mean**, **variance** - mean and variance of x by coordinate.
+    - **effective** - effective draws for the mean, the median over coordinates.
     - **slowest** - effective draws of the slowest coordinate, as a share of all draws.
-    - **gradient** - E[dU/dx_j] as z-scores.
-    - **virial** - E[(x - m)_j dU/dx_j] - 1, likewise.
-    - **r_hat** - by coordinate, of the chains' halves.
+    - **gradient** - z-scores of E[dU/dx_j].
+    - **virial** - z-scores of E[(x - m)_j dU/dx_j] - 1.
+    - **r_hat** - R-hat of the chains' halves, by coordinate.
     """
 
     mean: jax.Array
@@ -93,7 +94,7 @@ class Evidence(NamedTuple):
 
 
 def evidence(moments: Moments) -> Evidence:
-    """What the draws of a round say."""
+    """The statistics of a round."""
     blocks, draws = moments.blocks, moments.draws
     chains = blocks.shape[2]
     x, square, g, xg = (blocks[:, k].sum((0, 1)) / (draws * chains) for k in range(4))
@@ -108,7 +109,7 @@ def evidence(moments: Moments) -> Evidence:
         error = values.std(0, ddof=1) / jnp.sqrt(len(values))
         return (values.mean(0) - expected) / jnp.maximum(error, 1e-30)
 
-    # the longer the blocks, the slower the coordinates that they can tell; the fewer, the noisier
+    # longer blocks can resolve slower coordinates, but fewer blocks are noisier
     longer = of_block[:, 0].reshape(BLOCKS // 2, 2, chains, -1).mean(1)
     spread = by_block(longer).var(0, ddof=1) / (BLOCKS // 2 * chains)
     effective = jnp.minimum(variance / jnp.maximum(spread, 1e-30), draws * chains)
@@ -129,8 +130,9 @@ def evidence(moments: Moments) -> Evidence:
 
 def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
     """
-    The axes along which L is to be stretched, and by what: the eigenvectors of the draws' covariance, and the roots of
-    those eigenvalues that such a number of draws of N(0, 1) would not have (Marchenko & Pastur 1967), 1 for the others.
+    The factors by which L is rescaled, and their axes. The axes are the eigenvectors of the draws' covariance. The
+    factors are the roots of the eigenvalues, or 1 for eigenvalues in the range that the same number of draws of N(0, 1)
+    would have (Marchenko & Pastur 1967).
     """
     chains = moments.blocks.shape[2]
     n = moments.draws * chains
@@ -143,9 +145,10 @@ def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
 
 def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Array:
     """
-    ``factors`` where the values are outside of 1.3 times the edges, 1 elsewhere. Near the lower edge the smallest values
-    depend strongly on the number of draws, which is an estimate: it is taken for smaller. Of fewer draws than
-    coordinates some values are 0, whatever the law.
+    ``factors`` where the values are outside the edges by more than a factor of 1.3, 1 elsewhere.
+
+    Near the lower edge the smallest values depend strongly on the number of draws, which is an estimate, so two thirds
+    of it are used. With fewer draws than coordinates some values are 0 for any distribution.
     """
     low = jnp.maximum(1 - jnp.sqrt(1.5 * share), 0) ** 2 / 1.3
     high = 1.3 * (1 + jnp.sqrt(share)) ** 2
@@ -155,14 +158,14 @@ def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Arr
 
 def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Array, jax.Array]:
     """
-    The variance of the gradient's noise along some axes, and these: along the eigenvectors of S a variance for each
-    coordinate says all.
+    The variances of the gradient noise along its axes, and these axes: the eigenvectors of S, along which the noise is
+    uncorrelated.
 
-    One half of the samples gives the axes and the other the variances: the largest eigenvalue of 1000 samples in 30
-    dimensions is a third too large. Samples longer than any of a normal law are :func:`shortened`.
+    One half of the samples determines the axes and the other half the variances: the largest eigenvalue of 1000 samples
+    in 30 dimensions is a third too large. Outliers are :func:`shortened`.
 
     :param noise: samples of e, shape ``(samples, d)``.
-    :param blocks: of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
+    :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
     """
     noise = shortened(noise)
     first, second = jnp.split(noise, [len(noise) // 2])
@@ -171,7 +174,7 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Ar
 
 
 def shortened(noise: jax.Array) -> jax.Array:
-    """Samples of the noise, none much longer than those of a normal law would be."""
+    """Samples of the noise, where those that are much longer than samples of a normal are shortened."""
     squares = jnp.sum(noise**2, 1)
     longest = OUTLYING * jnp.median(squares)
     return noise * jnp.sqrt(jnp.minimum(1, longest / jnp.maximum(squares, 1e-30)))[:, None]
