@@ -1,4 +1,4 @@
-"""What a user of minibatches should know of a run, beyond what ArviZ says."""
+"""``gradient_noise``: the variance of a kernel's gradient estimate, and its effect on the draws."""
 
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ from numpyro_sgmcmc.utils.validation import checked_count
 
 class GradientNoise(NamedTuple):
     """
-    - **variance** - s^2, the variance of the gradient estimate in each coordinate, a dict like ``z``.
-    - **inflation** - the relative variance that it adds to z under the kernel's dynamics, at the step size of the
-      state, if batches are independent. Reshuffled rows add less.
+    - **variance** - the variance s^2 of the gradient estimate in each coordinate, a dict like ``z``.
+    - **inflation** - the relative variance that it adds to z with the kernel's dynamics and the step size of the state,
+      if batches are independent. Reshuffled rows add less.
     """
 
     variance: Sites
@@ -30,24 +30,24 @@ def gradient_noise(
     kernel: SGMCMC, state: SGMCMCState, *model_args: Any, num_batches: int = PROBES, **model_kwargs: Any
 ) -> GradientNoise:
     r"""
-    The noise of a kernel's gradient estimator at a state: what to measure before a long run.
+    The noise of a kernel's gradient estimator at a state. Measure it before a long run.
 
     To first order in h, white noise of variance :math:`s^2` adds to the variance of each coordinate the share
     :math:`h s^2 / 2` for SGLD and :math:`h s^2 / (2 \gamma)` for SGHMC; MSGNHT finds the friction that balances it,
-    SGNHT that for the mean over the coordinates. For NOGIN it is what is left because this variance is not the one that
-    the state holds in ``auxiliary``.
+    SGNHT that for the mean over the coordinates. For NOGIN it is the remainder that arises if this variance differs
+    from the one in ``auxiliary`` of the state.
 
-    What an estimator remembers is looked at as it is: the noise of :class:`~numpyro_sgmcmc.SVRG` grows from one full
-    pass to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are fresh at the start.
+    The result depends on the state of the estimator: the noise of :class:`~numpyro_sgmcmc.SVRG` increases from one full
+    pass to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are up to date at the start.
 
     :param kernel: the kernel, with the estimator in question.
-    :param state: a state of that kernel, ``mcmc.last_state`` for one (of one chain, or of several at once). To compare
-        estimators at one place, start each by ``kernel.init(rng_key, 0, z, model_args, model_kwargs)``.
+    :param state: a state of that kernel, of one chain or several, for example ``mcmc.last_state``. To compare
+        estimators at one position, start each with ``kernel.init(rng_key, 0, z, model_args, model_kwargs)``.
     :param model_args: arguments of the model.
-    :param int num_batches: minibatches looked at; the relative error of the variance is about
+    :param int num_batches: number of minibatches; the relative error of the variance is about
         ``sqrt(2 / num_batches)``.
     :param model_kwargs: keyword arguments of the model.
-    :return: with an axis of chains in front where the state has one.
+    :return: variance and inflation, with chains along the first axis if the state has several.
 
     **Example**
 
@@ -74,7 +74,7 @@ def gradient_noise(
     """
     if not isinstance(state, SGMCMCState):
         raise TypeError(
-            f"state is {type(state).__name__}, not a state of the kernel: give mcmc.last_state after a run, or "
+            f"state= must be a state of the kernel, not {type(state).__name__}: give mcmc.last_state after a run, or "
             "kernel.init(rng_key, 0, None, model_args, model_kwargs)."
         )
     num_batches = checked_count("num_batches", num_batches)

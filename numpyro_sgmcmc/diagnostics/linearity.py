@@ -1,14 +1,15 @@
 r"""
-``score_linearity``: whether one normal shape fits the posterior.
+``score_linearity``: whether the posterior is close to a normal.
 
-The score of a normal law is linear, :math:`\nabla U(z) = \Lambda (z - m)`. A linear fit to the scores at half of the
-draws is tested on the other half,
+The score of a normal is linear, :math:`\nabla U(z) = \Lambda (z - m)`. A linear fit to the scores at half of the draws
+is tested on the other half,
 
 .. math:: R_j^2 = 1 - \frac{\sum_t r_{tj} r'_{tj}}{\sum_t (g_{tj} - \bar g_j) (g'_{tj} - \bar g_j)},
 
-where g and g' are gradients from two independent minibatches at the same draw, and r and r' their residuals: the noise
-of minibatches drops out of both sums. Where :math:`R^2` is near 1 a control variate at the centre takes nearly all of
-the noise out, and one mass or one whitening serves everywhere; where it is not, as in a funnel, neither does.
+where g and g' are gradients from two independent minibatches at the same draw, and r and r' their residuals, so the
+expectation of both sums does not depend on minibatch noise. If :math:`R^2` is close to 1, a control variate at the
+centre removes nearly all of the noise, and one mass matrix or whitening works everywhere. Otherwise, as in a funnel,
+neither does.
 """
 
 from typing import Any
@@ -21,8 +22,8 @@ from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, key_of, 
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Line, Summary
 
-LINEAR, HALF = 0.8, 0.5  # R^2 that is ok, and doubtful
-BLOCKS = 10  # of the draws, that are fitted and tested in turn
+LINEAR, HALF = 0.8, 0.5  # smallest R^2 that is ok, and doubtful
+BLOCKS = 10  # blocks of draws, which alternate between fit and test
 
 
 def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model_kwargs: Any) -> Summary:
@@ -30,13 +31,13 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
     Held-out :math:`R^2` of a linear fit to the score: whether control variates and a fixed mass can be trusted.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model; none: those that were given to ``mcmc.run``.
-    :param int max_draws: draws that are looked at, over all chains; two minibatches each, or all rows where these are
-        few.
+    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param int max_draws: maximal number of draws that are used, over all chains; with two minibatches each, or all rows
+        if these are few.
     :param model_kwargs: keyword arguments of the model.
-    :return: a mapping from each site to a dict with ``value``, the least :math:`R^2` of its coordinates, ``r2``, those
-        of all, and a ``verdict``.
-    :raises ValueError: no run yet; fewer draws than four for each coordinate.
+    :return: a mapping from each site to a dict with ``value``, the smallest :math:`R^2` of its coordinates, ``r2``,
+        that of each coordinate, and a ``verdict``.
+    :raises ValueError: if there was no run yet, or there are fewer than four draws per coordinate.
 
     **References:**
 
@@ -69,8 +70,8 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
     n, d = draws.flat.shape
     if n < 4 * d + 8:
         raise ValueError(
-            f"score_linearity fits {d} slopes for each of {d} coordinates and has {n} draws: it needs {4 * d + 8}. Use "
-            "a larger num_samples, or a larger max_draws."
+            f"score_linearity fits {d} slopes for each of {d} coordinates, for which it needs {4 * d + 8} draws, but "
+            f"there are {n}. Use a larger num_samples, or a larger max_draws."
         )
     keys = random.split(random.fold_in(key_of(state), 1))
     pair = [gradients(kernel, draws, model_args, model_kwargs, key).values for key in keys]
@@ -86,8 +87,8 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
             f"{value:.3f} at {draws.names[worst]}",
             f">= {LINEAR}",
             "ok" if value >= LINEAR else "doubtful" if value >= HALF else "wrong",
-            "the score is not linear here, so no normal shape fits: expect little of control variates and of one fixed "
-            "mass. Reparametrise (LocScaleReparam for a funnel), and compare with NUTS on fewer rows.",
+            "the score is not linear, so the posterior is not close to a normal: control variates and a fixed mass "
+            "will not help much. Reparametrise (LocScaleReparam for a funnel), and compare with NUTS on fewer rows.",
             {"where": draws.names[worst], "r2": found[at]},
         )
     return Summary("R^2 of a linear fit to the score", lines)
@@ -97,7 +98,9 @@ def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray
     """
     R^2 of each coordinate, shape ``(d,)``, by cross-validation over two sets of blocks of draws.
 
-    :param z: shape ``(chains, draws, d)``; **first**, **second** - independent unbiased gradients, likewise.
+    :param z: draws, shape ``(chains, draws, d)``.
+    :param first: unbiased gradients at the draws, of the same shape.
+    :param second: unbiased gradients that are independent of these.
     """
     d = z.shape[-1]
     sd = np.maximum(z.std((0, 1)), 1e-300)

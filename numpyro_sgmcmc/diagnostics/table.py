@@ -5,18 +5,19 @@ import html
 import textwrap
 from typing import Any, NamedTuple
 
-WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # of a line -> of a run
+WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # verdict of a line -> verdict of a run
 ORDER = ("ok", "doubtful", "wrong")
-SITES = 20  # that are printed
+SITES = 20  # maximal number of sites that are printed
 
 
 class Line(NamedTuple):
     """
-    - **name** - what is looked at.
-    - **value** - a number, or None; **shown** - how it is printed.
-    - **bound** - what it is compared with, in words; empty for what is only told.
+    - **name** - name of the check.
+    - **value** - a number, or None.
+    - **shown** - the value as it is printed.
+    - **bound** - a description of the allowed values; empty if there is no check.
     - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty.
-    - **advice** - what to do about it.
+    - **advice** - what to do if it is not ok.
     - **details** - more numbers, by name.
     """
 
@@ -31,15 +32,14 @@ class Line(NamedTuple):
 
 class Summary(Mapping):
     """
-    Line -> a dict of its ``value``, ``bound``, ``verdict``, ``advice`` and further numbers. ``str()`` is a table of
-    text.
+    Line -> a dict of its ``value``, ``bound``, ``verdict``, ``advice`` and further numbers. ``str()`` is a text table.
 
-    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: that of the worst line.
-    - **by_site** - site -> a dict of numbers, of its worst coordinates; empty where there is one line a site.
+    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: the verdict of the worst line.
+    - **by_site** - site -> a dict of numbers for its worst coordinate; empty if there is one line per site.
 
-    :param title: what was looked at.
+    :param title: title of the table.
     :param lines: key -> :class:`Line`.
-    :param note: what follows the table.
+    :param note: text after the table.
     :param by_site: site -> a dict of numbers, with a ``verdict``.
     """
 
@@ -60,7 +60,7 @@ class Summary(Mapping):
 
     @property
     def verdict(self) -> str:
-        """That of the worst line."""
+        """The verdict of the worst line."""
         return WORDS[max((line.verdict or "ok" for line in self._lines.values()), key=ORDER.index)]
 
     def __getitem__(self, key: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Summary(Mapping):
         ]
 
     def _rows_of_sites(self) -> list[tuple[str, ...]]:
-        """The worst sites first, at most ``SITES``."""
+        """Rows of the table of sites, the worst sites first, at most ``SITES``."""
         columns = list(next(iter(self.by_site.values())))
         worst = sorted(self.by_site.items(), key=lambda item: -ORDER.index(item[1]["verdict"]))
         rows = [("site, by its worst coordinate", *columns)]
@@ -145,5 +145,5 @@ def graded(size: float, doubtful: float, wrong: float) -> str:
 
 
 def plain(x: float) -> str:
-    """Three digits."""
+    """The number with three digits."""
     return f"{x:.3g}"

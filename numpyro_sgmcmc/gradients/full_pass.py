@@ -13,22 +13,22 @@ from numpyro_sgmcmc.rows.shares import Shares
 from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
 from numpyro_sgmcmc.utils.memory import peak
 
-CHUNK = 4096  # rows, or combinations of rows of several plates, that a pass sees at once at most
+CHUNK = 4096  # maximal number of rows per chunk, or of combinations of rows of several plates
 BUDGET = 2**26  # bytes that a chunk may take
 
 
 def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array, chunk_size: int | None = None) -> Sites:
     """
-    The gradient of U over all rows, in chunks: O(chunk) memory. A model with keys of its own gets one for each chunk.
+    The gradient of U over all rows, in chunks: O(chunk) memory. A model that draws its own keys gets one per chunk.
     """
     return over_all_rows(potential, jax.grad(potential.estimate), z, rng_key, chunk_size)
 
 
 def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None) -> Sites:
     """
-    The mean of an unbiased estimate ``fn(z, rows, rng_key)`` over all chunks of all plates, weighted by their sizes:
-    exact, since each site is scaled by N/n for each plate it stands in. Where rows are spread over devices, a chunk has
-    the same number of rows of each device.
+    The mean of an unbiased estimate ``fn(z, rows, rng_key)`` over all chunks of all plates, weighted by their sizes. It
+    is exact, since each site is scaled by N/n for each of its plates. If rows are distributed over devices, a chunk has
+    the same number of rows from each device.
 
     :param chunk_size: see :func:`chunk_length`.
     """
@@ -47,7 +47,7 @@ def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, c
             for name, shares, first, n, count in product:
                 places = first + (digit % count) * n + jnp.arange(n, dtype=jnp.int32)
                 rows[name] = shares.rows(places).ravel()
-                if not shares.equal:  # the places that some devices lack count nothing
+                if not shares.equal:  # rows that some devices do not have get weight 0
                     there = places < shares.numbers[:, None]
                     weights[name] = (devices * shares.longest / shares.size * there).ravel()
                 weight, digit = weight * n / shares.longest, digit // count
@@ -70,7 +70,7 @@ def in_chunks(fn: Callable[[Any, int, Any], Any], size: int, length: int, carry:
 
 
 def _parts(size: int, length: int) -> list[tuple[int, int, int]]:
-    """First row, length and number of the equal chunks of a plate, then of the rest."""
+    """First row, length and number of the equal chunks of a plate, then those of the remaining chunk."""
     count, rest = divmod(size, length)
     parts = [(0, length, count), (count * length, rest, 1)]
     return [part for part in parts if part[1] and part[2]]
@@ -78,11 +78,11 @@ def _parts(size: int, length: int) -> list[tuple[int, int, int]]:
 
 def chunk_length(fn: Callable[[Rows], Any], plates: Mapping[str, Plate], chunk_size: int | None = None) -> int:
     """
-    Rows of each plate that a pass looks at together.
+    The number of rows of each plate in a chunk.
 
-    :param fn: what is computed of the rows.
-    :param chunk_size: rows, or combinations of rows of several plates. None: as many as ``fn`` can be given within
-        ``BUDGET`` bytes, ``CHUNK`` at most. The memory is estimated from the trace of ``fn``, which is not run.
+    :param fn: the function of the rows that is computed.
+    :param chunk_size: rows, or combinations of rows of several plates. None: as many as ``fn`` can take within
+        ``BUDGET`` bytes, at most ``CHUNK``. The memory is estimated from the trace of ``fn``, which is not run.
     """
     if not plates:
         return 1
@@ -95,7 +95,7 @@ def chunk_length(fn: Callable[[Rows], Any], plates: Mapping[str, Plate], chunk_s
 
 
 def _root(combinations: int, plates: Mapping[str, Plate]) -> int:
-    """The length of a cube of so many combinations of rows."""
+    """The number of rows of each plate in this number of combinations."""
     return max(1, int(combinations ** (1 / len(plates)) + 1e-9))
 
 

@@ -1,6 +1,6 @@
 """
-The chains of a kernel: one, or a batch of them that is mapped over. Where the warm-up finds the step size, what it has
-found enters before each transition, the same for all chains.
+The chains of a kernel: one chain, or several that are mapped over. If the warm-up chooses the step size, its settings
+are updated before each transition, and are the same for all chains.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from numpyro_sgmcmc.utils.validation import is_key
 
 
 def chain_for(chain: Chain, potential: ModelPotential) -> Chain:
-    """The chain with the estimator and the rows that are for this potential, where the user leaves them to us."""
+    """The chain with the rows, the dynamics and, if it was not given, the gradient estimator for this potential."""
     chain = replace(chain, rows=for_devices(chain.rows, potential))
     dynamics = chain.dynamics.bind(potential)
     if dynamics is not chain.dynamics:
@@ -43,11 +43,11 @@ class Chains:
     """
     Pure functions of their states.
 
-    :param chain: that of the potential, see :func:`chain_for`.
-    :param steps_per_sample: integrator steps of a transition. None: as many as the warm-up finds.
-    :param dense_mass: which coordinates the warm-up takes for correlated.
-    :param known: coordinates and curvature with which the warm-up begins, or None.
-    :param bool searching: False after the warm-up: transitions without the program that finds the numbers.
+    :param chain: the chain for the potential, see :func:`chain_for`.
+    :param steps_per_sample: integrator steps per transition. None: the number that the warm-up chooses.
+    :param dense_mass: the coordinates whose correlations the warm-up estimates.
+    :param known: coordinates and curvature with which the warm-up starts, or None.
+    :param bool searching: False after the warm-up: transitions without the program that chooses the settings.
     """
 
     potential: ModelPotential
@@ -61,11 +61,11 @@ class Chains:
         self, rng_key: jax.Array, init_params: Sites | None, num_warmup: int, fingerprint: int
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
         """
-        The state of a fresh chain, or of a batch of chains where ``rng_key`` is a batch of keys.
+        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys.
 
         :param int num_warmup: transitions of the warm-up.
-        :param int fingerprint: of the data, 0 where it is not known.
-        :return: the state, and the energy of each site at its start.
+        :param int fingerprint: fingerprint of the data, 0 if it is not known.
+        :return: the initial state, and the energy of each site there.
         """
         potential, chain = self.potential, self.chain
 

@@ -1,10 +1,10 @@
 """
-Tells the user, once a run, what is wrong with it and can be noticed for nothing.
+Reports problems of a run, once at its end, without additional cost.
 
-A compiled step that calls Python would cost more than the step itself, and NumPyro calls no method of a kernel when a
-run has ended. But it rebuilds what it has collected, as a pytree of arrays with the axes chains and draws. So one of
-the collected fields, :class:`Collected`, is a node that looks at itself when it is rebuilt from the arrays of a whole
-run. While a progress bar runs, :class:`Bar` shows what the last finished transition says.
+A callback from a compiled step to Python would cost more than the step itself, and NumPyro calls no method of a kernel
+at the end of a run. But it rebuilds the collected fields, as a pytree of arrays with the axes chains and draws. So one
+of the collected fields, :class:`Collected`, is a pytree node that runs the checks when it is rebuilt from the arrays of
+a whole run. During a run, :class:`Bar` writes the text of the progress bar.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ import numpy as np
 from numpyro_sgmcmc.kernels.run_checks import STUCK, Monitor, report
 from numpyro_sgmcmc.types import Plate
 
-READABLE = 0.5  # seconds between two looks: numbers that change faster cannot be read
+READABLE = 0.5  # seconds between two updates: numbers that change faster cannot be read
 
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 
 class Collected:
     """
-    A :class:`Monitor` packed into one array, along its last axis, as each collected array costs some 5 us a call. When
-    it is rebuilt from the arrays of a whole run it reports, and what is rebuilt is a :class:`Monitor`.
+    A :class:`Monitor` packed into one array, along its last axis, as each collected array costs about 5 us per call.
+    When it is rebuilt from the arrays of a whole run, it runs the checks and becomes a :class:`Monitor`.
 
-    :param int chains: those that are vectorized in one state, else 1.
-    :param int coordinates: of the position of a chain.
+    :param int chains: number of chains in one vectorized state, otherwise 1.
+    :param int coordinates: number of coordinates of a chain.
     """
 
     def __init__(self, packed: Any, chains: int, coordinates: int):
@@ -39,11 +39,11 @@ class Collected:
 
     @classmethod
     def of(cls, monitor: Monitor, chains: int, coordinates: int) -> "Collected":
-        """What is to be collected of a monitor."""
+        """The packed form of a monitor."""
         return cls(jnp.stack([jnp.asarray(part, jnp.float32) for part in monitor], -1), chains, coordinates)
 
     def is_whole_run(self) -> bool:
-        """Whether the axes are chains and draws. Under way NumPyro has draws in front, or no axis of chains."""
+        """Whether the axes are chains and draws. During a run the first axis is that of draws, or there are no chains."""
         packed = self.packed
         if not isinstance(packed, (jax.Array, np.ndarray)) or isinstance(packed, Tracer) or packed.ndim != 3:
             return False
@@ -51,7 +51,7 @@ class Collected:
             return True
         if packed.shape[0] != self.chains:
             return False
-        # as many draws as chains: what is in the array tells the two orders apart
+        # if there are as many draws as chains, the numbers of the chains distinguish the two orders
         return packed.shape[1] != self.chains or bool((np.asarray(packed)[:, 0, 0] == np.arange(self.chains)).all())
 
 
@@ -76,22 +76,22 @@ jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (nod
 
 class Bar:
     """
-    What a progress bar shows: rows that each chain has seen, passes over the data, rows a second, and how many chains
-    stand still. It looks at the state before the one that it is handed, which has been computed by now, so nothing
-    waits for the device.
+    The text of a progress bar: rows used by each chain, passes over the data, rows per second, and the number of chains
+    that do not move. It describes the state of the previous call, which has been computed by now, so it does not wait
+    for the device.
     """
 
     def __init__(self):
         self._plate: Plate | None = None
         self._before: Any = None
         self._text = ""
-        self._looked: tuple[float, int] | None = None  # when, and how many steps had been made
+        self._looked: tuple[float, int] | None = None  # time of the last update, and steps at that time
 
     def __reduce__(self):
         return Bar, ()
 
     def begin(self, plates: Mapping[str, Plate]) -> None:
-        """A run on these plates: the largest is the one whose rows are told."""
+        """Called at the start of a run on these plates; the rows shown are those of the largest."""
         self._plate = max(plates.values(), default=None)
         self._looked, self._text = None, ""
 
@@ -110,7 +110,7 @@ class Bar:
         wraps = np.asarray(marks).reshape(-1, marks.shape[-1])[0, 0]
         now, steps = time.monotonic(), int(np.ravel(i)[0]) + 2**32 * int(wraps)
         last, self._looked = self._looked, (now, steps)
-        if last is None or self._plate is None or steps < last[1]:  # another chain
+        if last is None or self._plate is None or steps < last[1]:  # fewer steps: another chain
             self._text = ""
             return
         size, batch = self._plate

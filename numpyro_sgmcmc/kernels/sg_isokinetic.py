@@ -13,31 +13,31 @@ from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 class SGIsokinetic(SGMCMC):
     r"""
-    Stochastic gradient isokinetic (microcanonical) Langevin dynamics. Experimental: it may change or go.
+    Stochastic gradient isokinetic (microcanonical) Langevin dynamics. Experimental: it may change or be removed.
 
-    The momentum is a direction u with :math:`|u| = 1`, which gradient and noise turn. In many coordinates h and D mean
-    what they mean for :class:`~numpyro_sgmcmc.SGHMC`, and z moves by :math:`h \sqrt{d}` in every step, whatever the
+    The momentum is a direction u with :math:`|u| = 1`, which gradient and noise turn. For many coordinates h and D have
+    the same meaning as for :class:`~numpyro_sgmcmc.SGHMC`, and z moves by :math:`h \sqrt{d}` in every step, for any
     gradient.
 
-    Noise of the gradient that is the same in all coordinates does no harm. Where it is not, the variance of z is off by
-    a relative :math:`(x_j - \bar x) / (D + \bar x)` with :math:`x_j = h s_j^2 / (2 M_j)`, as with
+    Gradient noise with the same variance in all coordinates causes no bias. Otherwise the relative error of the
+    variance of z is :math:`(x_j - \bar x) / (D + \bar x)` with :math:`x_j = h s_j^2 / (2 M_j)`, as with
     :class:`~numpyro_sgmcmc.SGNHT`. ``inverse_mass_matrix="noise"`` makes :math:`s_j^2 / M_j` equal: the mass is
-    proportional to the variance of the noise, measured once by 300 minibatches where the chain starts
-    (the paper's preconditioner). :class:`~numpyro_sgmcmc.MSGNHT` needs no such mass, and did better in what was
-    measured (docs/measurements.md). The paper's tuning of the step by its energy error is left out.
+    proportional to the variance of the noise, measured once with 300 minibatches at the start of the chain
+    (the paper's preconditioner). :class:`~numpyro_sgmcmc.MSGNHT` needs no such mass, and was better in our measurements
+    (docs/measurements.md). The paper's tuning of the step size by the energy error is not implemented.
 
     :param model: NumPyro model with two or more latent coordinates.
     :param step_size: h > 0, or a function of the step index.
-    :param float friction: D >= 0, the rate (1 / time) at which the direction is forgotten.
+    :param float friction: D >= 0, the rate (1 / time) at which the direction is refreshed.
     :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
         the model.
     :param int steps_per_sample: integrator steps for each MCMC transition; None: 1.
     :param str integrator: a word over ``A B O``.
     :param gradient: gradient estimator; None: ``Minibatch()``.
-    :param rows: row scheme. Independent batches by default: the constant length of u balances white noise only.
+    :param rows: row scheme. Independent batches by default: the constant length of u balances only white noise.
     :param inverse_mass_matrix: None, a scalar, a dict of diagonals like ``z``, or ``"noise"``.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
-    :raises ValueError: no step size; at ``init``, a model with a single coordinate.
+    :raises ValueError: if there is no step size; at ``init``, for a model with a single coordinate.
 
     **References:**
 
@@ -81,7 +81,7 @@ class SGIsokinetic(SGMCMC):
         init_strategy: Any = None,
     ):
         if step_size is None or getattr(step_size, "relative", False):
-            raise ValueError("step_size= is missing: give one, or leave it to SGHMC, whose warm-up finds it.")
+            raise ValueError("step_size= is missing. Give one, or use SGHMC, whose warm-up chooses it.")
         dynamics = Isokinetic(checked_rate("friction", friction))
         if isinstance(inverse_mass_matrix, str) and inverse_mass_matrix == "noise":
             dynamics = replace(dynamics, by_noise=True)

@@ -27,7 +27,7 @@ class SGHMC(SGMCMC):
     :param float friction: D >= 0, a rate (1 / time). The default of 1 suits a step size that the warm-up chooses. If
         you set the step size, set the friction too.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``, and ``R`` with a
-        ``skew``. None: ``"ABOBA"``, or ``"NOGIN"`` where the step size is found.
+        ``skew``. None: ``"ABOBA"``, or ``"NOGIN"`` if neither ``step_size`` nor ``rows`` is given.
     :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN. NOGIN needs independent
         batches: reshuffled ones add less noise than it subtracts.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.

@@ -1,4 +1,4 @@
-"""The state of a chain, and the streams of random numbers that it feeds."""
+"""The state of a chain, and the streams of random numbers that are derived from its key."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from numpyro_sgmcmc.kernels.report import Collected
 from numpyro_sgmcmc.kernels.run_checks import Monitor, projection, squared_step
 from numpyro_sgmcmc.types import BySteps, Phase
 
-# What the key of a state is used for, a stream each. The key itself is used for nothing else.
+# The streams derived from the key of a state. The key itself is not used otherwise.
 NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE = range(6)
 
 
@@ -26,8 +26,9 @@ def next_key(rng_key: jax.Array) -> jax.Array:
 
 def raw_key(rng_key: jax.Array) -> jax.Array:
     """
-    Typed keys of the usual kind as their data: NumPyro cannot collect a typed key as an extra field. Data of another
-    kind would be taken for that of the default, and those of ``rbg``, four numbers, for several keys.
+    The data of typed keys of the default kind: NumPyro cannot collect a typed key as an extra field. Other typed keys
+    are not changed: their data would be read as those of the default kind, and the four numbers of ``rbg`` as several
+    keys.
     """
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         if random.key_impl(rng_key) == random.key_impl(random.key(0)) == "threefry2x32":
@@ -37,12 +38,12 @@ def raw_key(rng_key: jax.Array) -> jax.Array:
 
 class Marks(NamedTuple):
     """
-    What seldom changes, four uint32 kept in one array: each array of a state costs some 3 us in every call.
+    Numbers that rarely change, four uint32 in one array: each array of a state costs about 3 us per call.
 
-    - **wraps** - how often the counter ``i`` has come back to 0.
+    - **wraps** - how often the counter ``i`` has started again at 0.
     - **num_warmup** - integrator steps of the warm-up.
-    - **fingerprint** - of the data that the chain was started with, see :mod:`~numpyro_sgmcmc.model.fingerprint`.
-    - **data_changed** - 1 once a transition has seen other data.
+    - **fingerprint** - fingerprint of the data at the start, see :mod:`~numpyro_sgmcmc.model.fingerprint`.
+    - **data_changed** - 1 after a transition with other data.
     """
 
     wraps: Any
@@ -51,12 +52,12 @@ class Marks(NamedTuple):
     data_changed: Any
 
     def packed(self) -> jax.Array:
-        """As one array."""
+        """The marks as one array."""
         return jnp.stack([jnp.asarray(mark, jnp.uint32) for mark in self])
 
     @classmethod
     def of(cls, marks: jax.Array) -> "Marks":
-        """From the array of a state, of one chain or of several."""
+        """The marks from the array of a state, of one chain or several."""
         return cls(*(marks[..., k] for k in range(4)))
 
 
@@ -64,23 +65,23 @@ class SGMCMCState(NamedTuple):
     """
     - **i** - integrator steps so far, uint32; 0 again after 2**32.
     - **z** - dict of unconstrained values.
-    - **x** - position in the coordinates of the dynamics, raveled; ``()`` where these are those of ``z``.
+    - **x** - position in the coordinates of the dynamics, raveled; ``()`` if these are the coordinates of ``z``.
     - **momentum** - like the position, or ``()``.
     - **thermostat** - scalar, like the position, or ``()``.
     - **auxiliary** - any other variables of the dynamics, or ``()``.
-    - **last_finite** - the last position whose energy was finite, for words that evaluate the position where they
-      begin (SGLD, ``EA``), else ``()``.
-    - **gradient** - gradient at ``z`` for words that begin with a kick (BAOAB), else ``()``.
-    - **gradient_state** - what the gradient estimator remembers.
-    - **rows_state** - place in the sequence of minibatches.
-    - **step_size** - that of the last step.
-    - **potential_estimate** - minibatch estimate of U where the gradient was last evaluated: noisy, and not at ``z``.
+    - **last_finite** - the last position with a finite energy, for words that evaluate a gradient at the initial
+      position (SGLD, ``EA``), otherwise ``()``.
+    - **gradient** - gradient at ``z`` for words that start with a kick (BAOAB), otherwise ``()``.
+    - **gradient_state** - state of the gradient estimator.
+    - **rows_state** - position in the sequence of minibatches.
+    - **step_size** - size of the last step.
+    - **potential_estimate** - minibatch estimate of U at the last evaluation of the gradient: noisy, and not at ``z``.
     - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``, or ``BySteps()``.
-    - **diverging** - whether the last transition refused a step that left the finite numbers or the support.
+    - **diverging** - whether the last transition refused a step that ended in non-finite values or outside the support.
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
-    - **tuning** - what the warm-up has found, the same for all chains, or ``()``: see
+    - **tuning** - settings found by the warm-up, the same for all chains, or ``()``: see
       :class:`~numpyro_sgmcmc.tuning.tuner.Tuning`.
     """
 
@@ -105,7 +106,7 @@ class SGMCMCState(NamedTuple):
 
     @property
     def phase(self) -> Phase:
-        """What the dynamics moves."""
+        """The variables that the dynamics updates."""
         return Phase(self.z if isinstance(self.x, tuple) else self.x, self.momentum, self.thermostat, self.auxiliary)
 
     def at(self, phase: Phase, **fields: Any) -> "SGMCMCState":
@@ -116,7 +117,7 @@ class SGMCMCState(NamedTuple):
 
     @property
     def monitor(self) -> Collected:
-        """What is collected of every draw to tell the user what is wrong, see :mod:`~numpyro_sgmcmc.kernels.report`."""
+        """The numbers collected with every draw for the checks of a run, see :mod:`~numpyro_sgmcmc.kernels.report`."""
         batched = jnp.ndim(self.i) == 1
         chain = jnp.arange(jnp.size(self.i)) if batched else 0
         temperature = (

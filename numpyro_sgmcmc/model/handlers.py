@@ -129,7 +129,7 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
         return x
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
-    # event dimensions that are left in log_det, as for a vector on the half-line, whose coordinates are mapped separately
+    # event dimensions left in log_det, as for a vector on the half-line, whose coordinates are mapped separately
     event_dim = jnp.ndim(log_det) - jnp.ndim(value) + len(fn.event_shape)
     numpyro.factor(f"_{name}_log_det", log_det.sum(tuple(range(-event_dim, 0))))
     return value

@@ -1,4 +1,4 @@
-"""What local sites are drawn from, and a user's function that draws them."""
+"""The conditional distribution of local sites, and a user's function that draws them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ PREVIOUS = "previous"
 
 class Conditional(NamedTuple):
     """
-    What the local sites of a minibatch are drawn from.
+    The conditional distribution of the local sites of a minibatch.
 
-    - **sites** - local site -> its distribution given the global ones.
-    - **start** - local site -> values to begin with: drawn from the prior, or those of the previous visit.
-    - **density** - such values -> log density of each row, up to a constant; for each element of the sites' plates.
-    - **constrain**, **unconstrain** - such values from and to those on the sites' supports.
-    - **given** - what a user's function is called with, after the key and the local values.
+    - **sites** - local site -> its distribution given the global sites.
+    - **start** - local site -> initial values: draws from the prior, or the values of the previous visit.
+    - **density** - values -> log density of each row, up to a constant; for each element of the sites' plates.
+    - **constrain** - values -> values on the sites' supports.
+    - **unconstrain** - the inverse.
+    - **given** - the arguments of a user's function after the key and the local values.
 
-    The values are unconstrained for a sampler that moves them (``draw.on_real_line``), but for discrete sites.
+    The values are unconstrained for samplers with ``on_real_line``, except those of discrete sites.
     """
 
     sites: Mapping[str, Distribution]
@@ -35,22 +36,23 @@ class Conditional(NamedTuple):
 
 
 def is_discrete(fn: Distribution) -> bool:
-    """Whether a site has values that can not be moved."""
+    """Whether the support of a site is discrete."""
     return fn.support is not None and bool(fn.support.is_discrete)
 
 
 @dataclass(frozen=True)
 class LocalFunction:
     """
-    A user's function as ``local=``. A plain function stands for itself; this is for one that is given the values of
-    the previous visit of the rows.
+    A user's function as ``local=``. A plain function can be given itself; this class is needed only for a function of
+    the values of the previous visit to the rows.
 
     :param fn: ``fn(rng_key, local_sites, global_sites, rows, *model_args, **model_kwargs) -> local_sites`` on
-        constrained values, like the function of :class:`numpyro.infer.CustomGibbs`. What it returns must be distributed
-        by the conditional law of the local sites, or close to it. ``rows`` are the numbers of the minibatch's rows, by
-        plate if there are several.
-    :param start: what ``local_sites`` are. None: draws from the prior. ``"previous"``: what the function returned when
-        the row was last seen, kept in a table over all rows; draws from the prior where it was not seen so far.
+        constrained values, like the function of :class:`numpyro.infer.CustomGibbs`. It must return draws from the
+        conditional distribution of the local sites, or close to it. ``rows`` are the numbers of the minibatch's rows,
+        by plate if there are several.
+    :param start: the argument ``local_sites``. None: draws from the prior. ``"previous"``: the values that the function
+        returned at the previous visit to the row, kept in a table over all rows; draws from the prior at the first
+        visit.
 
     **Example**
 
@@ -84,7 +86,7 @@ class LocalFunction:
             raise ValueError(f"LocalFunction(start={self.start!r}) must be None or {PREVIOUS!r}.")
 
     def draw(self, rng_key: jax.Array, conditional: Conditional) -> dict[str, jax.Array]:
-        """What the function returns."""
+        """The values returned by the function."""
         args, kwargs = conditional.given
         start = conditional.constrain(conditional.start)
         values = self.fn(rng_key, start, *args, **kwargs)
@@ -94,7 +96,7 @@ class LocalFunction:
 
 def checked_local(local: Any) -> Any:
     """
-    :raises ValueError: neither a function nor an object with a method ``draw``.
+    :raises ValueError: if it is neither a function nor an object with a method ``draw``.
     """
     if isinstance(local, type) or not callable(getattr(local, "draw", local)):
         raise ValueError(
@@ -106,7 +108,7 @@ def checked_local(local: Any) -> Any:
 
 def check_values(values: Any, start: Mapping[str, jax.Array]) -> None:
     """
-    :raises ValueError: not a value of the right shape for each local site.
+    :raises ValueError: if there is not a value of the right shape for each local site.
     """
     if not isinstance(values, Mapping) or values.keys() != start.keys():
         got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
@@ -114,5 +116,6 @@ def check_values(values: Any, start: Mapping[str, jax.Array]) -> None:
     for name, value in values.items():
         if jnp.shape(value) != start[name].shape:
             raise LocalError(
-                f"local= returns {name!r} in shape {jnp.shape(value)}; in this minibatch it has {start[name].shape}."
+                f"local= returns {name!r} with shape {jnp.shape(value)}; in this minibatch it must be "
+                f"{start[name].shape}."
             )

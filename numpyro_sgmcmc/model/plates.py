@@ -1,5 +1,5 @@
 """
-Which plates are cut to minibatches of which size: what the model declares and what ``batch_size`` says.
+Determines the minibatched plates and their batch sizes, from the model's declarations and ``batch_size``.
 """
 
 from collections.abc import Mapping
@@ -8,12 +8,14 @@ from typing import Any
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 
-AUTOMATIC = "automatic"  # as a batch_size: what the model declares, or else a size of our own
+AUTOMATIC = "automatic"  # a batch_size: the declared sizes, or else those of :func:`automatic_sizes`
 
 
 def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str], local: bool = False) -> dict[str, int]:
     """
-    :param local: latent sites may stand in a minibatched plate.
+    Plate -> batch size, for the minibatched plates.
+
+    :param local: whether latent sites may be in a minibatched plate.
     """
     for name, (size, n) in structure.in_scan.items():
         if n is not None and n < size:
@@ -34,15 +36,15 @@ def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str],
         if n >= size:
             raise ValueError(
                 f"batch_size={n} for plate {name!r} of {size} rows: a minibatch must be smaller than the plate. "
-                "batch_size=None uses all of the data."
+                "Use batch_size=None for all of the data."
             )
     return declared | chosen
 
 
 def automatic_sizes(structure: Structure, siblings: frozenset[str]) -> dict[str, int]:
     """
-    Minibatches of the data plates where nobody asks for any: 500 rows, or two for each coordinate if that is more. A
-    plate of less than twice as many rows stays whole.
+    Batch sizes of the data plates if none are given: 500 rows, or two per coordinate if that is more. Plates with less
+    than twice as many rows are not minibatched.
     """
     observed, latent = _sides(structure, siblings)
     n = max(500, 2 * sum(site.size for site in structure.prototype.values()))
@@ -51,7 +53,7 @@ def automatic_sizes(structure: Structure, siblings: frozenset[str]) -> dict[str,
 
 
 def _sides(structure: Structure, siblings: frozenset[str]) -> tuple[set[str], set[str]]:
-    """Plates that hold observed sites, and those that hold latents."""
+    """Plates with observed sites, and plates with latent sites."""
     observed: set[str] = set()
     latent: set[str] = set()
     for name, site in structure.sites.items():
@@ -60,7 +62,7 @@ def _sides(structure: Structure, siblings: frozenset[str]) -> tuple[set[str], se
 
 
 def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str], local: bool) -> str:
-    """The one plate that holds observed sites and, unless they may be local, no latent."""
+    """The one plate with observed sites and, unless these may be local, without latent sites."""
     observed, latent = _sides(structure, siblings)
     candidates = sorted((observed if local else observed - latent) & set(structure.plates))
     if len(candidates) == 1:
@@ -69,7 +71,7 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
         raise ValueError(scan_message(next(iter(structure.in_scan))))
     if not structure.plates:
         raise ValueError(
-            f"batch_size={batch_size}, but the model has no plate to take a minibatch from. Put its data into one: "
+            f"batch_size={batch_size}, but the model has no plate to take a minibatch from. Observe its data in one: "
             "`with numpyro.plate('N', len(x)) as rows: numpyro.sample('obs', ..., obs=x[rows])`."
         )
     if not candidates:
@@ -77,12 +79,12 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
             for plate in sorted(observed.intersection(site.plates)):
                 raise ValueError(local_message(name, plate))
         raise ValueError(
-            f"batch_size={batch_size} means the one plate that holds observed sites, but of {_known(structure)} none "
-            "does. Observe the data inside their plate, so that they are scaled to all of its rows."
+            f"batch_size={batch_size} needs a plate with observed sites, but none of {_known(structure)} has any. "
+            "Observe the data inside their plate, so that they are scaled to all of its rows."
         )
     raise ValueError(
-        f"batch_size={batch_size} could mean any of the plates {', '.join(map(repr, candidates))}. Say which one is "
-        f"meant: batch_size={{{candidates[0]!r}: {batch_size}}}."
+        f"batch_size={batch_size} is ambiguous: the plates {', '.join(map(repr, candidates))} all have observed sites. "
+        f"Name one: batch_size={{{candidates[0]!r}: {batch_size}}}."
     )
 
 
@@ -92,25 +94,25 @@ def check_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mappi
     for name, (size, n) in structure.plates.items():
         if n is not None and n < size:
             raise ValueError(
-                f"plate {name!r} declares subsample_size={n}, which numpyro.infer.Gibbs refuses, since its other "
-                f"blocks see all rows. Leave it out of the model and give the kernel batch_size={{{name!r}: {n}}}."
+                f"plate {name!r} declares subsample_size={n}, but the other blocks of numpyro.infer.Gibbs use all rows. "
+                f"Leave it out of the model and give the kernel batch_size={{{name!r}: {n}}}."
             )
 
 
 def local_message(latent: str, plate: str) -> str:
     return (
-        f"latent site {latent!r} stands inside the minibatched plate {plate!r}, so each minibatch would sample other "
-        "variables under the same name. Tell the kernel how to draw it for the rows of a minibatch: local=LocalGibbs() "
-        "if it is discrete, local=LocalHMC(...) if it is continuous, or local= a function. Or mark a discrete site "
+        f"latent site {latent!r} is inside the minibatched plate {plate!r}, so each minibatch would sample other "
+        "variables under the same name. Draw it for the rows of each minibatch: local=LocalGibbs() if it is discrete, "
+        "local=LocalHMC(...) if it is continuous, or local= a function. Or mark a discrete site "
         f"infer={{'enumerate': 'parallel'}}, which sums it out. Or marginalise {latent!r}, move it out of {plate!r}, "
-        "or use all of its rows. (If it is data: it was given obs=None.)"
+        "or use all rows. (If it is data: its obs= is None.)"
     )
 
 
 def scan_message(plate: str) -> str:
     return (
-        f"plate {plate!r} stands inside `scan`, where a kernel cannot choose its rows. Put it outside: index the data "
-        "by it first, then run over time inside it with a vectorised distribution and `.to_event(1)`."
+        f"plate {plate!r} is inside `scan`, where a kernel cannot choose its rows. Put it outside: index the data by "
+        "it first, then run over time inside it with a vectorised distribution and `.to_event(1)`."
     )
 
 

@@ -115,8 +115,8 @@ class Blocks:
         last = len(_block(blocks[count - 1]))
         if not 0 < last <= self._length:
             raise ValueError(
-                f"the first block has {self._length} rows and the last {last}. All blocks need the same number of rows; "
-                "only the last may have fewer."
+                f"the first block has {self._length} rows and the last {last}. All blocks need the same number of "
+                "rows; only the last may have fewer."
             )
         self._last, self._count = last, count
         self.shape = (self._length * (count - 1) + last, *self._row)

@@ -1,12 +1,12 @@
 r"""
-Discrete sites of the rows, summed out.
+Sums out discrete sites of the rows.
 
-A site that is marked ``infer={"enumerate": "parallel"}`` stands for the marginal density of its rows,
+A site that is marked ``infer={"enumerate": "parallel"}`` is replaced by the marginal density of its rows,
 
 .. math:: \log p(x_i \mid z) = \log \sum_k p(x_i, k \mid z),
 
-exactly: the sum runs over the joint support of all marked sites, element by element of their plates. A minibatch is
-scaled by N/n outside of the logarithm, so its estimate of U stays unbiased. (NumPyro's own enumeration scales inside.)
+exactly: the sum is over the joint support of all marked sites, for each element of their plates. A minibatch is scaled
+by N/n outside the logarithm, so its estimate of U is unbiased. (NumPyro's own enumeration scales inside.)
 """
 
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ from numpyro.distributions import Distribution, ExpandedDistribution, Independen
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, follow
 from numpyro_sgmcmc.model.replay import FirstRun, LocalError, emit, run_again
 
-MOST = 1024  # elements of the joint support
+MOST = 1024  # maximal number of elements of the joint support
 
 
 def is_marked(msg: Any) -> bool:
-    """Whether a sample site is to be summed out."""
+    """Whether a sample site is marked to be summed out."""
     return msg["infer"].get("enumerate") == "parallel"
 
 
 @dataclass(frozen=True)
 class summed_out:
-    """The model with its marked sites summed out; the model itself where there are none."""
+    """The model with its marked sites summed out; the model itself if there are none."""
 
     fn: Any
 
@@ -52,7 +52,7 @@ class summed_out:
         name = next(iter(first.sites))
         if not first.frames:
             raise LocalError(
-                f"site {name!r} is marked infer={{'enumerate': 'parallel'}} and stands in no plate: only discrete "
+                f"site {name!r} is marked infer={{'enumerate': 'parallel'}}, but is not in a plate: only discrete "
                 "sites of the rows can be summed out. Sample it in a block of its own with numpyro.infer.Gibbs."
             )
         joint = _joint(supports)
@@ -63,7 +63,7 @@ class summed_out:
 
         _check_nothing_else_depends(density, {site: values[0] for site, values in joint.items()}, name)
         total = jax.nn.logsumexp(jax.vmap(lambda e: density(e)[0])(joint), axis=0)
-        emit("+".join(first.observed) or f"_{name}_summed_out", total, first)  # the marginal density of these
+        emit("+".join(first.observed) or f"_{name}_summed_out", total, first)  # their marginal density
         return result
 
 
@@ -71,7 +71,7 @@ def support_of(name: str, fn: Distribution) -> np.ndarray:
     """
     All values of an element of a site, shape ``(values, *event_shape)``.
 
-    :raises ValueError: no finite support, or one that is too large.
+    :raises ValueError: if the support is not finite, or too large.
     """
     base = fn
     while isinstance(base, (ExpandedDistribution, Independent, MaskedDistribution)):
@@ -94,8 +94,8 @@ def support_of(name: str, fn: Distribution) -> np.ndarray:
     count = math.prod(fn.event_shape)
     if len(values) ** count > MOST:
         raise LocalError(
-            f"local site {name!r} has {len(values)}^{count} values, which are more than the {MOST} that are summed "
-            "over. Draw it instead: local=LocalGibbs()."
+            f"local site {name!r} has {len(values)}^{count} values, more than the maximum of {MOST} for a sum. Draw it "
+            "instead: local=LocalGibbs()."
         )
     return np.array(list(itertools.product(values, repeat=count))).reshape(-1, *fn.event_shape)
 
@@ -105,8 +105,8 @@ def _joint(supports: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     count = math.prod(map(len, supports.values()))
     if count > MOST:
         raise LocalError(
-            f"the sites {', '.join(map(repr, supports))} have {count} values together, which are more than the {MOST} "
-            "that are summed over. Draw them instead: local=LocalGibbs()."
+            f"the sites {', '.join(map(repr, supports))} have {count} values together, more than the maximum of {MOST} "
+            "for a sum. Draw them instead: local=LocalGibbs()."
         )
     index = np.array(list(itertools.product(*(range(len(values)) for values in supports.values()))))
     return {name: jnp.asarray(values[index[:, k]]) for k, (name, values) in enumerate(supports.items())}
@@ -118,6 +118,6 @@ def _check_nothing_else_depends(density: Any, elements: Mapping[str, jax.Array],
     for name, fact in zip(sorted(others), facts[-len(others) :] if others else []):
         if fact.depends:
             raise LocalError(
-                f"site {name!r} depends on {local!r}, which is to be summed out, and stands outside its plates. Move "
-                "it into them, with one log density for each of their elements."
+                f"site {name!r} depends on {local!r}, which is summed out, but is outside its plates. Move it into "
+                "them, with one log density for each of their elements."
             )

@@ -1,13 +1,13 @@
 """
-What a run keeps on disk, so that a process may be killed between any two instructions.
+Stores a run on disk such that the process may be killed between any two instructions.
 
-Draws are appended to arrays of Zarr, see :mod:`~numpyro_sgmcmc.runs.zarr_arrays`. The state is a new ``.npz`` file each
-time. It is written last, under another name, and renamed, and says how many draws belong to it:
+Draws are appended to Zarr arrays, see :mod:`~numpyro_sgmcmc.runs.zarr_arrays`. The state is written to a new ``.npz``
+file each time, after the draws, under another name, and then renamed. It contains the number of its draws:
 
     draws, fsync -> state, fsync -> rename, fsync of the folder -> older states removed
 
-A resume cuts the draws to that number. Whatever is between the steps of this list, a whole state and its draws are
-there. The two last states are kept; one that cannot be read is skipped for the one before. Nothing is pickled.
+A resumed run cuts the draws to that number. So a complete state and its draws exist at any time. The two last states
+are kept; if one cannot be read, the previous one is used. Nothing is pickled.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +26,15 @@ import numpy as np
 
 from numpyro_sgmcmc.utils.compat import stack_level
 
-KEPT = 2  # states
+KEPT = 2  # number of states that are kept
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
 class Checkpoint(NamedTuple):
     """
-    - **transition** - how many have been made, the warm-up's among them.
-    - **draws** - how many of each chain have been kept.
-    - **leaves** - of the state, in the order of ``jax.tree.leaves``.
+    - **transition** - number of transitions so far, including the warm-up.
+    - **draws** - number of draws kept of each chain.
+    - **leaves** - leaves of the state, in the order of ``jax.tree.leaves``.
     """
 
     transition: int
@@ -44,10 +44,10 @@ class Checkpoint(NamedTuple):
 
 def write_whole(path: Path, write: Any, at_once: bool = True) -> None:
     """
-    A file that is there as a whole or not at all: ``write(file)`` under another name, and a rename.
+    Writes a file atomically: ``write(file)`` under another name, then a rename.
 
-    :param bool at_once: whether to wait until it is on the disk, which takes some 20 ms. Only a power failure tells
-        the difference.
+    :param bool at_once: whether to wait until it is on the disk, which takes about 20 ms. This matters only after a
+        power failure.
     """
     part = path.with_name(f"{path.name}.part")
     with open(part, "wb") as file:
@@ -61,7 +61,7 @@ def write_whole(path: Path, write: Any, at_once: bool = True) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names of files reach the disk; only POSIX can and needs to be asked."""
+    """Writes the names of files to the disk; only POSIX allows and needs this."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
@@ -69,7 +69,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any, at_once: bool = True) -> None:
-    """As one whole file."""
+    """Writes ``content`` as JSON, atomically."""
     write_whole(path, lambda file: file.write(json.dumps(content, indent=1).encode()), at_once)
 
 
@@ -77,12 +77,12 @@ def write_json(path: Path, content: Any, at_once: bool = True) -> None:
 
 
 def to_host(state: Any) -> list[np.ndarray]:
-    """The leaves of a state, the data of typed keys for keys."""
+    """The leaves of a state, with typed keys replaced by their data."""
     return [np.asarray(random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in jax.tree.leaves(state)]
 
 
 def to_device(leaves: Sequence[np.ndarray], like: Any, keys: jax.Array) -> Any:
-    """The state of these leaves; ``like`` has its structure, and its typed keys are of the kind of ``keys``."""
+    """The state with these leaves and the structure of ``like``; its typed keys are of the same kind as ``keys``."""
     old, treedef = jax.tree.flatten(like)
 
     def one(leaf, like):
@@ -96,7 +96,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """A new file for the state; those before the last two are removed."""
+    """Writes a new file for the state, and removes all but the last two."""
     numbers = np.array([checkpoint.transition, checkpoint.draws], np.int64)
     arrays: dict[str, Any] = {f"leaf{k}": leaf for k, leaf in enumerate(checkpoint.leaves)}
     path = folder / f"state-{checkpoint.transition:012d}.npz"
@@ -107,11 +107,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load(folder: Path, count: int, check_draws: Callable[[int], Any]) -> Checkpoint | None:
     """
-    The last whole checkpoint, or None where none was ever written.
+    The last complete checkpoint, or None if there is none.
 
-    :param int count: leaves of a state.
-    :param check_draws: raises a ValueError where fewer draws than that are on disk.
-    :raises ValueError: every one of them is damaged.
+    :param int count: number of leaves of a state.
+    :param check_draws: function of a number of draws that raises a ValueError if there are fewer on disk.
+    :raises ValueError: if all checkpoints are damaged.
     """
     paths = _states(folder)
     for path in paths:
@@ -125,16 +125,16 @@ def load(folder: Path, count: int, check_draws: Callable[[int], Any]) -> Checkpo
             return Checkpoint(transition, draws, leaves)
         except UNREADABLE as error:
             warnings.warn(
-                f"the checkpoint {path} is damaged ({error}); the run goes on from the one before.",
+                f"the checkpoint {path} is damaged ({error}); the run continues from the previous one.",
                 stacklevel=stack_level(),
             )
     if paths:
         raise ValueError(
-            f"no checkpoint in {folder} can be read. Remove the folder, or give another one, to start again."
+            f"no checkpoint in {folder} can be read. To start again, remove the folder, or give another one."
         )
     return None
 
 
 def _states(folder: Path) -> list[Path]:
-    """The last one first."""
+    """The files of states, the last one first."""
     return sorted(folder.glob("state-*.npz"), reverse=True)

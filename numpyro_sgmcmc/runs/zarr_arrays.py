@@ -1,13 +1,13 @@
 """
-Arrays of Zarr, version 3, that grow along their first axis, in the layout of ArviZ: other programs open the group while
-a run goes on.
+Zarr arrays, version 3, that grow along their first axis, in the layout of ArviZ. Other programs can open the group
+during a run.
 
-    draws/zarr.json                    a group, and in it the groups posterior and sample_stats
-    draws/posterior/mu/zarr.json       of an array of shape (draws, chains, ...), written anew as it grows
-    draws/posterior/mu/c/k/0/0         its draws kL to (k + 1)L - 1, plain numbers one after the other
+    draws/zarr.json                    a group, with the groups posterior and sample_stats
+    draws/posterior/mu/zarr.json       metadata of an array of shape (draws, chains, ...), rewritten as it grows
+    draws/posterior/mu/c/k/0/0         its draws kL to (k + 1)L - 1, as consecutive plain numbers
 
-All chunks have the length L. What the last one holds behind the end of the array is no part of it. Random numbers would
-gain nothing from compression, and without it appending is a write at the end of a file.
+All chunks have length L. The part of the last chunk beyond the end of the array is not used. Compression would save
+nothing with random numbers, and without it appending is a write at the end of a file.
 """
 
 from functools import cached_property
@@ -20,11 +20,11 @@ import numpy as np
 
 from numpyro_sgmcmc.runs.storage import sync_folder, write_json
 
-CHUNK = 4 * 2**20  # bytes
+CHUNK = 4 * 2**20  # bytes per chunk
 
 
 def make_group(path: Path) -> None:
-    """A group, empty at first."""
+    """Makes an empty group."""
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": {}})
 
@@ -33,9 +33,9 @@ class GrowingArray:
     """
     An array of a group.
 
-    :param Path path: of the array.
-    :param tuple shape: of one draw of all chains, ``(chains, ...)``.
-    :param dtype: of its numbers.
+    :param Path path: folder of the array.
+    :param tuple shape: shape of one draw of all chains, ``(chains, ...)``.
+    :param dtype: dtype of its numbers.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: Any):
@@ -50,23 +50,23 @@ class GrowingArray:
 
     def check(self, rows: int) -> None:
         """
-        :raises ValueError: fewer rows than that are on disk.
+        :raises ValueError: if there are fewer rows on disk.
         """
         for first in range(0, rows if self._row else 0, self._length):
             path = self._path_of(first // self._length)
             if not path.exists() or path.stat().st_size < min(self._length, rows - first) * self._row:
-                raise ValueError(f"{self.path.name} has less than its {rows} draws")
+                raise ValueError(f"{self.path.name} has fewer than its {rows} draws")
 
     def open(self, rows: int) -> None:
         """
-        :param int rows: that belong to the array; whatever is behind them does not.
+        :param int rows: number of rows of the array; further data on disk are ignored.
         """
         self.rows = rows
         self.path.mkdir(parents=True, exist_ok=True)
         self._write_shape()
 
     def append(self, values: np.ndarray) -> None:
-        """Rows behind those that are there. They count from the next :meth:`sync` on."""
+        """Appends rows. They become part of the array at the next :meth:`sync`."""
         values = np.ascontiguousarray(values, self.dtype)
         while len(values):
             chunk, place = divmod(self.rows, self._length)
@@ -77,7 +77,7 @@ class GrowingArray:
             self.rows += len(part)
 
     def _at(self, chunk: int) -> Any:
-        """The file of a chunk, of its full length."""
+        """The file of a chunk, extended to its full length."""
         if chunk != self._chunk:
             self.close()
             path = self._path_of(chunk)
@@ -89,7 +89,7 @@ class GrowingArray:
         return self._file
 
     def sync(self) -> None:
-        """The rows reach the disk. The shape that counts them is for other programs, and is not waited for."""
+        """Writes the rows to the disk. It does not wait for the new shape, which only other programs need."""
         self._flush()
         self._write_shape()
 
@@ -114,7 +114,7 @@ class GrowingArray:
             os.fsync(self._file.fileno())
 
     def _write_shape(self) -> None:
-        # a run that goes on writes it anew
+        # no need to wait: a continued run rewrites it
         write_json(self.path / "zarr.json", self._about | {"shape": [self.rows, *self.shape]}, at_once=False)
 
     @cached_property

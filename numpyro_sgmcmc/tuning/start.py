@@ -1,14 +1,15 @@
 r"""
-Where a thermostat's chain starts when nobody says: where the posterior is, its thermostats in balance with the noise.
+The default start of a chain with thermostats: in the bulk of the posterior, with thermostats that balance the noise.
 
-A chain that falls into the posterior from afar turns potential energy into momentum, and each thermostat integrates
-it, dxi = (p^2 / M - 1) dt: on the way up without bound, on the way down by at most 1 per unit of time. Until it is
-down the posterior comes out too narrow. On the other side, a thermostat that starts at D, below its balance
-D + h s^2 / 2, leaves the posterior too wide for about as many units of time as the balance is large. Hence a short
-descent for z, then a look at the variance of the gradient there. docs/measurements.md has the numbers.
+If a chain starts far away, it converts potential energy into momentum, and each thermostat integrates it,
+dxi = (p^2 / M - 1) dt. The thermostat can increase without bound, but decreases by at most 1 per unit of time, and
+until it has decreased, the draws are too narrow. On the other hand, if a thermostat starts at D, below its balance
+D + h s^2 / 2, the draws are too wide, for about as many units of time as the balance is large. So the start is found
+by a short descent for z, and the thermostats are set from the variance of the gradient there. docs/measurements.md has
+the numbers.
 
-The descent is of a mean-field normal law q = N(m, exp(2 s)), by :math:`E_q U - \sum_j s_j`, not of a point: the mode of
-a hierarchy with an unknown scale is the pit where the scale is 0, and no place to start from.
+The descent minimises :math:`E_q U - \sum_j s_j` over mean-field normals q = N(m, exp(2 s)), not U over points: the mode
+of a hierarchical model with an unknown scale is where the scale is 0, which is a bad start.
 """
 
 from collections.abc import Callable
@@ -23,18 +24,18 @@ from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
-STEPS = 1000  # of the descent
-FIRST, LAST = 0.1, 1e-4  # Adam's step, in units of the unconstrained coordinates
-LOG_WIDTH = -2.0  # of the law at first
-DESCENT_ROWS = 500  # at least so many rows a step: the fall must end near the mode, not in the noise of small batches
-PLACES = 23  # places looked at for a start
-PROBES = 300  # minibatches looked at: the variance of the gradient to 8 %
+STEPS = 1000  # steps of the descent
+FIRST, LAST = 0.1, 1e-4  # Adam's step size, in units of the unconstrained coordinates
+LOG_WIDTH = -2.0  # initial log width of the normal
+DESCENT_ROWS = 500  # minimal number of rows per step, so that the descent is not limited by minibatch noise
+PLACES = 23  # number of positions that are compared for a start
+PROBES = 300  # number of minibatches, which give the variance of the gradient to 8 %
 
 
 def best_of_several(potential: Potential, rng_key: jax.Array, rows: Rows) -> Sites:
     """
-    The place of least energy, among those where the energy is finite, of draws of normal laws around 0 of all widths up
-    to 2; the origin where there is none.
+    The position with the smallest finite energy among draws of normals around 0 with various widths up to 2; the origin
+    if no energy is finite.
     """
     key_draws, key_model = random.split(rng_key)
     sizes = 2.0 ** (1 - jnp.arange(PLACES) / 2)
@@ -55,18 +56,18 @@ def best_of_several(potential: Potential, rng_key: jax.Array, rows: Rows) -> Sit
 
 
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:
-    """The mean of the law that :func:`mean_field` finds."""
+    """The mean of the normal that :func:`mean_field` finds."""
     return mean_field(potential, z, key_rows, key)[0]
 
 
 def mean_field(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> tuple[Sites, Sites]:
     """
-    ``STEPS`` minibatch steps of Adam on a mean-field normal law around ``z``, its step size falling geometrically from
-    ``FIRST`` to ``LAST``.
+    ``STEPS`` minibatch steps of Adam on a mean-field normal around ``z``, with a step size that decreases geometrically
+    from ``FIRST`` to ``LAST``.
 
     :param key_rows: key of the minibatches.
-    :param key: another key, of the noise and the model.
-    :return: means and logarithms of the widths of the last finite law.
+    :param key: another key, for the noise and the model.
+    :return: means and log widths of the last finite normal.
     """
     optimizer = falling_adam(FIRST, LAST, STEPS)
     plates = {
@@ -88,12 +89,12 @@ def mean_field(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Arr
 
 def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
     """
-    Variance over minibatches of the gradient at one place.
+    Variance over minibatches of the gradient at one position.
 
     :param gradient_fn: number of a batch -> gradient.
-    :param int probes: how many are looked at, 2 or more.
+    :param int probes: number of minibatches, 2 or more.
     """
-    # deviations from one of the gradients: the mean may be large against the spread in float32
+    # use deviations from one of the gradients: in float32 the mean may be too large compared with the sd
     origin = gradient_fn(0)
     zeros = jax.tree.map(jnp.zeros_like, origin)
 

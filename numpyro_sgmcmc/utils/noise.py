@@ -1,5 +1,5 @@
 r"""
-Standard normal numbers: Box & Muller (1958) over the block cipher of JAX's own keys, Threefry-2x32-20 (Salmon et al.
+Standard normal numbers: Box & Muller (1958) with the block cipher of JAX's own keys, Threefry-2x32-20 (Salmon et al.
 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
 .. math::
@@ -7,9 +7,9 @@ Standard normal numbers: Box & Muller (1958) over the block cipher of JAX's own 
     z_i = \sqrt{-2 \ln u_i} \, \cos(2 \pi t_i), \qquad
     u_i = 2^{-32} (a_i + 1/2), \quad t_i = 2^{-32} b_i
 
-``jax.random.normal`` takes the same blocks, but on a CPU it runs their rounds as a loop over arrays and then needs the
-inverse error function. Here all is one expression of the index, which becomes one vectorised loop and takes an eighth
-to two thirds of the time. In the step of a network nothing costs more than its noise.
+``jax.random.normal`` uses the same blocks, but on a CPU it runs their rounds as a loop over arrays and then needs the
+inverse error function. Here everything is one expression in the index, which becomes one vectorised loop and takes an
+eighth to two thirds of the time. The noise is the most expensive part of a step for a network.
 """
 
 import math
@@ -20,17 +20,17 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # of the rounds, in turn
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # rotations of consecutive rounds
 PARITY = np.uint32(0x1BD11BDA)
 ROUNDS = 20
-SINE = [(-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(6)]  # of 2 pi x, in x
+SINE = [(-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(6)]  # sin(2 pi x), in x
 
 
 def normal(rng_key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """
     Independent standard normal numbers.
 
-    Other dtypes than float32, and keys of other generators than Threefry, are left to ``jax.random.normal``.
+    For other dtypes than float32, and keys of other generators than Threefry, it calls ``jax.random.normal``.
     """
     if dtype != jnp.float32 or random.key_impl(rng_key) != "threefry2x32":
         return random.normal(rng_key, shape, dtype)
@@ -43,8 +43,8 @@ def normal(rng_key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         t = lax.bitcast_convert_type(b, jnp.int32).astype(jnp.float32) * np.float32(2**-32)  # in [-1/2, 1/2]
         return (jnp.sqrt(-2 * jnp.log(u)) * cosine(t)).reshape(shape)
 
-    # XLA would compute the numbers anew wherever they are used. A barrier keeps it from that; on jax 0.10, where the
-    # CPU's compiler still repeats some rounds behind a barrier, a `cond` that is always true does
+    # XLA would recompute the numbers wherever they are used. A barrier prevents that. On jax 0.10 the CPU compiler
+    # repeats some rounds in spite of a barrier, but not with a `cond` that is always true
     if jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11):
         return lax.cond((key[0] | np.uint32(1)) > 0, draw, lambda: jnp.zeros(shape, jnp.float32))
     return lax.optimization_barrier(draw())
@@ -54,13 +54,13 @@ def normal_like(rng_key: jax.Array, tree: Any) -> Any:
     """
     Standard normal noise with the structure, shapes and dtypes of ``tree``.
 
-    One draw serves all leaves: a step of a network with many small arrays then asks for random bits once.
+    All leaves share one draw, so a step for a network with many small arrays calls the generator once.
     """
     return _like(normal, rng_key, tree)
 
 
 def uniform_like(rng_key: jax.Array, tree: Any) -> Any:
-    """Numbers uniform on [0, 1), likewise."""
+    """Numbers uniform on [0, 1), with the structure, shapes and dtypes of ``tree``."""
     return _like(random.uniform, rng_key, tree)
 
 
@@ -78,11 +78,11 @@ def _like(draw: Any, rng_key: jax.Array, tree: Any) -> Any:
 
 def log_central_mixture(rng_key: jax.Array, shape: jax.Array, mean: jax.Array) -> jax.Array:
     """
-    The logarithm of Gamma(b + J, 1) numbers, J ~ Poisson(m): half a noncentral chi-square number of 2 b degrees of
-    freedom and noncentrality 2 m. It is finite also where the number itself is below the smallest one.
+    The logarithm of Gamma(b + J, 1) numbers, J ~ Poisson(m): half a noncentral chi-square number with 2 b degrees of
+    freedom and noncentrality 2 m. It is finite even if the number itself underflows.
 
     :param shape: b > 0.
-    :param mean: m >= 0, of the same shape. Above 1e8 the Poisson number is a rounded normal one.
+    :param mean: m >= 0, of the same shape. Above 1e8 the Poisson number is replaced by a rounded normal one.
     """
     key_count, key_large, key_gamma = random.split(rng_key, 3)
     small = jnp.minimum(mean, 1e8)
@@ -92,7 +92,7 @@ def log_central_mixture(rng_key: jax.Array, shape: jax.Array, mean: jax.Array) -
 
 
 def threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Blocks of two words, enciphered; words are uint32 and ``key`` is two of them."""
+    """Encrypts blocks of two uint32 words; ``key`` consists of two words."""
     keys = key[0], key[1], key[0] ^ key[1] ^ PARITY
     x, y = x + keys[0], y + keys[1]
     for i in range(ROUNDS):
@@ -106,7 +106,7 @@ def threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax
 
 
 def cosine(t: jax.Array) -> jax.Array:
-    """cos(2 pi t) for t in [-1/2, 1/2], by the sine's series about its zero at 1/4: the error is below 6e-8."""
+    """cos(2 pi t) for t in [-1/2, 1/2], by the sine series around the zero at 1/4; the error is below 6e-8."""
     x = np.float32(0.25) - jnp.abs(t)
     value = jnp.full_like(x, SINE[-1])
     for coefficient in SINE[-2::-1]:
