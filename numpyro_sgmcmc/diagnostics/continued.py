@@ -1,8 +1,8 @@
 """
-Chains that go on from the last state of a run, with another step size or other batches, and leave the run as it is.
+Chains that continue from the last state of a run with another step size or other batches, without changing the run.
 
-The numbers of a tuned kernel stay as they were found, but for those that are changed. NOGIN is told the variance of the
-new batches: with n of N rows it is proportional to 1 / n - 1 / N.
+All other settings of a tuned kernel are kept. The variance that NOGIN subtracts is rescaled for the new batches: with n
+of N rows it is proportional to 1 / n - 1 / N.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ def altered(
     batch: int = 1,
 ) -> tuple[SGMCMC, list[SGMCMCState]]:
     """
-    The kernel and the states with the last step size times ``step``, ``longer`` times as many steps a draw, and
-    ``batch`` times as many rows in a minibatch.
+    The kernel and the states with the last step size times ``step``, ``longer`` times as many steps per draw, and
+    ``batch`` times as many rows per minibatch.
     """
     changed = copy.copy(kernel)
     set_to = lambda name, value: object.__setattr__(changed, name, value)  # noqa: E731
@@ -98,7 +98,7 @@ def go_on(
 
 
 def last_states(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
-    """The state of each chain, its numbers on the device."""
+    """The state of each chain, on the device."""
     return [jax.tree.map(jnp.asarray, one) for one in states_of(kernel, state)]
 
 

@@ -21,11 +21,11 @@ from numpyro_sgmcmc.types import Plate
 def log_likelihood_of(
     mcmc: MCMC, kernel: SGMCMC, args: tuple, kwargs: Mapping[str, Any], count: int | None, seed: int
 ) -> xr.Dataset:
-    """Of all rows, or of ``count`` of them, of the largest minibatched plate; in chunks of rows."""
+    """The log-likelihood of all rows of the largest minibatched plate, or of ``count`` of them, in chunks of rows."""
     draws = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in latent_draws(mcmc).items()}
     chains = mcmc.num_chains
     about: dict[str, Any] = {}
-    jacobians = {f"_{name}_log_det" for name in draws}  # factors of NumPyro's transforms, no data
+    jacobians = {f"_{name}_log_det" for name in draws}  # factors of the transforms, which are not data
 
     def one(potential, values, rows):
         trace = potential._trace(potential.unconstrain(values), rows, None)
@@ -46,8 +46,8 @@ def log_likelihood_of(
         plates = potential.plates
         if potential.draws_local_sites:
             raise ValueError(
-                "log_likelihood= is that of rows given the global sites; this kernel draws the local sites of a row, "
-                "so there is no density of the row alone. Leave log_likelihood out."
+                "log_likelihood= needs the density of a row given the global sites, which is not available if the "
+                "kernel draws the local sites of a row (local=). Leave log_likelihood out."
             )
         about["plates"] = plates
         if plates:
@@ -75,7 +75,7 @@ def log_likelihood_of(
     parts = []
     for first in range(0, len(numbers), length):
         rows = numbers[first : first + length]
-        padded = np.resize(rows, length)  # one length, one program
+        padded = np.resize(rows, length)  # the same length for all chunks, so that one program is compiled
         parts.append(jax.tree.map(np.asarray, evaluate(draws, {name: jnp.asarray(padded, jnp.int32)})))
         axes = {site: 1 + about[site].index(name) for site in parts[-1] if name in about[site]}
         parts[-1] = {
@@ -90,7 +90,7 @@ def _largest(plates: Mapping[str, Plate]) -> str:
 
 def _as_dataset(parts: list, about: Mapping[str, Any], chains: int, plate: str, numbers: np.ndarray) -> xr.Dataset:
     if not parts[0]:
-        raise ValueError("log_likelihood=: the model has no observed site. Leave log_likelihood out.")
+        raise ValueError("log_likelihood= needs an observed site, but the model has none. Leave log_likelihood out.")
     variables = {}
     for site in parts[0]:
         dims = about[site]

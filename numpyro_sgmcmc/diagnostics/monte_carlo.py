@@ -1,5 +1,5 @@
 r"""
-Monte Carlo errors of averages over draws that depend on each other.
+Monte Carlo errors of averages over dependent draws.
 
 The standard error of the mean of n draws from C chains is the larger of two estimates,
 
@@ -7,7 +7,7 @@ The standard error of the mean of n draws from C chains is the larger of two est
 
 where :math:`v_B` is the variance of the means of B blocks of each chain (Flegal & Jones 2010), and ESS is the effective
 sample size of Geyer (1992) over all chains. Blocks are too short for slow chains, and the estimate of the effective
-sample size is noisy for fast ones; the larger of the two errs on the safe side.
+sample size is noisy for fast ones; the larger of the two is conservative.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from scipy.special import stdtrit  # a dependency of jax
 
-BLOCKS = 20  # of a chain
-FALSE_ALARMS = 1e-3  # of a whole table line, where all is right
-TOGETHER = 256  # coordinates whose autocovariances are held at once
-FEWEST = 8  # draws of a chain for which a standard error is estimated
+BLOCKS = 20  # blocks per chain
+FALSE_ALARMS = 1e-3  # probability of a false alarm in a line of a table
+TOGETHER = 256  # number of coordinates whose autocovariances are in memory at once
+FEWEST = 8  # smallest number of draws per chain for which a standard error is estimated
 
 
 def standard_error(x: np.ndarray) -> np.ndarray:
     """
-    Of the mean over chains and draws; infinite where there are too few draws.
+    Standard error of the mean over chains and draws; infinite if there are too few draws.
 
     :param x: shape ``(chains, draws, ...)``.
     """
@@ -44,9 +44,9 @@ def standard_error(x: np.ndarray) -> np.ndarray:
 
 def effective(x: np.ndarray) -> np.ndarray:
     """
-    Effective sample size, at most the number of draws and at least 1; the number of draws where nothing moves.
+    Effective sample size, at most the number of draws and at least 1; the number of draws if all draws are equal.
 
-    :param x: shape ``(chains, draws, ...)``, at least 4 draws.
+    :param x: shape ``(chains, draws, ...)``; with fewer than 4 draws the result is 1.
     """
     x = np.asarray(x, float)
     n = x.shape[0] * x.shape[1]
@@ -61,8 +61,8 @@ def effective(x: np.ndarray) -> np.ndarray:
 
 def r_hat(x: np.ndarray) -> np.ndarray:
     """
-    Split R-hat (Gelman et al. 2013); infinite where each half of a chain stands still in a place of its own, 1 where
-    nothing moves at all.
+    Split R-hat (Gelman et al. 2013); infinite if each half of a chain is constant at a different value, 1 if all draws
+    are equal.
 
     :param x: shape ``(chains, draws, ...)``.
     """
@@ -76,12 +76,12 @@ def r_hat(x: np.ndarray) -> np.ndarray:
 
 def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
     """
-    The z-score that the worst of so many tests exceeds with probability ``FALSE_ALARMS``: a quantile of Student's t.
-    Its degrees of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample size where that
-    is less, as in slow chains, whose blocks are not independent.
+    The z-score that the largest of ``tests`` z-scores exceeds with probability ``FALSE_ALARMS``: a quantile of
+    Student's t. Its degrees of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample
+    size if that is less, as for slow chains, whose blocks are not independent.
 
     :param ess: effective sample size, a number or an array.
-    :return: likewise.
+    :return: the z-score for each ``ess``.
     """
     freedom = np.maximum(np.minimum(BLOCKS * chains, np.asarray(ess) / 2) - 1, 2)
     return -stdtrit(freedom, FALSE_ALARMS / (2 * max(tests, 1)))

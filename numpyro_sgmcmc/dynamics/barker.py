@@ -1,6 +1,6 @@
 r"""
-The stochastic Barker proposal (Mauri & Zanella 2024, arXiv 2405.08999; Livingstone & Zanella 2022): jumps whose size
-does not depend on the gradient, only their direction does. By coordinate,
+The stochastic Barker proposal (Mauri & Zanella 2024, arXiv 2405.08999; Livingstone & Zanella 2022). Only the direction
+of a jump depends on the gradient, not its size. For each coordinate,
 
 .. math:: z' = z \pm w, \qquad w = \sqrt{2 h M^{-1} / (1 + \sigma^2)}\; (1 + \sigma n), \quad \sigma = 0.1,
 
@@ -9,16 +9,17 @@ upwards with probability
 .. math:: p = \frac{1}{1 + e^{g w}} \approx \sum_k \pi_k\, \Phi(-a_k g w).
 
 To first order in h it leaves :math:`\exp(-U)` invariant: the mean of a jump is :math:`-h M^{-1} g`, that of its square
-:math:`2 h M^{-1}`. No gradient, however large, makes a jump larger than w.
+:math:`2 h M^{-1}`. No jump is larger than w, even for very large gradients.
 
-Of a gradient with normal noise of variance :math:`\tau^2` the mean of :math:`\Phi(-a g w)` is a flatter function. The
-probability is made steeper by as much,
+If the gradient has normal noise of variance :math:`\tau^2`, the mean of :math:`\Phi(-a g w)` is a flatter function of
+the exact gradient. To compensate, the probability is made steeper,
 
 .. math:: p = \sum_k \pi_k\, \Phi\left(\frac{-g w}{\sqrt{a_k^{-2} - \tau^2 w^2}}\right),
 
-so that its mean over the noise is that without, exactly, as long as :math:`\tau |w| < 1 / \max_k a_k = 1.0775`. A term
-beyond that is 0 or 1, and the chain too warm. The paper has one term, a = 1 / 1.702. These three differ from the
-logistic function by at most 6e-5 and have its slope at 0, so that the law without noise is right too.
+so that its mean over the noise is exactly the probability without noise, as long as
+:math:`\tau |w| < 1 / \max_k a_k = 1.0775`. For larger :math:`\tau |w|` a term is 0 or 1, and the variance of the draws
+is too large. The paper has one term, a = 1 / 1.702. The three terms here differ from the logistic function by at most
+6e-5 and have the same slope at 0, so that the law without noise is also correct.
 
 ==== ============ ==============================
 ``E`` jump         z' = z + w or z - w
@@ -38,7 +39,7 @@ from numpyro_sgmcmc.types import Dynamics, Flow, Phase
 from numpyro_sgmcmc.utils import noise, trees
 
 SPREAD = 0.1  # sigma
-WEIGHTS = (0.226257, 0.597395, 0.176348)  # pi: the logistic law as a mixture of normal ones
+WEIGHTS = (0.226257, 0.597395, 0.176348)  # pi: the logistic distribution as a mixture of normals
 SCALES = (0.928046, 0.588707, 0.36853)  # a
 FLOWS = {"E": Flow("jump", needs_gradient=True, needs_key=True, moves=True, needs_variance=True)}
 
@@ -48,7 +49,7 @@ class Barker(Dynamics):
     """
     The stochastic Barker proposal.
 
-    :param inverse_mass_matrix: of the squares of the jumps: 1.0, a scalar, or a dict of diagonals like ``z``.
+    :param inverse_mass_matrix: factor of the squared jumps: 1.0, a scalar, or a dict of diagonals like ``z``.
     """
 
     inverse_mass_matrix: Any = 1.0
@@ -62,14 +63,14 @@ class Barker(Dynamics):
         return {"euler": "E"}
 
     def largest_step(self, curvature: Any) -> Any:
-        return 0.04 / curvature  # adds h / 2 to the relative variance, as of SGLD
+        return 0.04 / curvature  # adds h / 2 to the relative variance, as for SGLD
 
     def init(self, z: Any, noise: Any) -> Phase:
         del noise
         return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
-        """Relative variance by white noise beyond that which the phase is informed of: h M^-1 (s^2 - tau^2) / 2."""
+        """Relative variance by white noise beyond the variance set by ``informed``: h M^-1 (s^2 - tau^2) / 2."""
         known = jax.tree.map(jnp.zeros_like, variance) if isinstance(phase.auxiliary, tuple) else phase.auxiliary
         inverse_mass = trees.like(self.inverse_mass_matrix, variance)
         return jax.tree.map(lambda s2, t2, im: 0.5 * h * im * (s2 - t2), variance, known, inverse_mass)
@@ -88,9 +89,9 @@ class Barker(Dynamics):
 
 def upwards(g: jax.Array, w: jax.Array, variance: jax.Array) -> jax.Array:
     """
-    The probability of a jump of +w where the gradient is g, with noise of this variance.
+    The probability of a jump of +w for a gradient g with noise of this variance.
 
-    A gradient that is not finite gives NaN, so that the step is refused.
+    It is NaN for a gradient that is not finite, so that the step is refused.
     """
     total = jnp.zeros_like(g)
     for weight, scale in zip(WEIGHTS, SCALES):

@@ -3,7 +3,7 @@ The Cox-Ingersoll-Ross process (Baker, Fearnhead, Fox & Nemeth 2018), for positi
 
 .. math:: d\theta = (b - r \theta)\, dt + \sqrt{2 \theta}\, dW,
 
-leaves Gamma(b, r) invariant, coordinate by coordinate. Its transition is known: with :math:`c = (1 - e^{-r h}) / r`,
+leaves Gamma(b, r) invariant, for each coordinate. Its transition is known: with :math:`c = (1 - e^{-r h}) / r`,
 
 .. math:: \theta' = \frac{c}{2}\, \chi^2_{nc}\left(2 b, \frac{2 \theta e^{-r h}}{c}\right)
     = c\, \mathrm{Gamma}(b + J), \qquad J \sim \mathrm{Poisson}(\theta e^{-r h} / c).
@@ -13,11 +13,9 @@ It is a step of a recipe: :math:`D = \theta`, whose drift :math:`-\theta\, \part
 
 .. math:: b = r \theta - \frac{\partial U}{\partial z}, \qquad z = \log \theta,
 
-where U is the potential of z, with the Jacobian. Where the density of each :math:`\theta` is that of a Gamma law, b
-does not depend on
-:math:`\theta`: it is a count, known but for the rows that are not in the minibatch, and the step has no other error.
-    For any other
-density with b > 0 the step freezes b and is of order 1.
+where U is the potential of z, with the Jacobian. If the density of each :math:`\theta` is that of a Gamma distribution,
+b does not depend on :math:`\theta`: it is a count, which is estimated from the minibatch, and the step has no other
+error. For any other density with b > 0 the step keeps b constant and is of order 1.
 
 ==== =================== ===============================
 ``E`` exact transition    z = log(c Gamma(b + J))
@@ -43,10 +41,10 @@ class CoxIngersollRoss(Dynamics):
     """
     The process in z = log theta.
 
-    :param dict rate: r > 0 by site, a number or an array like the site; 1 for others.
-    :param dict divided: by site, n of a factor :math:`s^n`, s the sum of theta over the last axis, by which the
-        density of U is to be multiplied: it changes the law of s alone where the rest depends on theta / s. Adds n
-        theta / s to b.
+    :param dict rate: r > 0 by site, a number or an array like the site; 1 for other sites.
+    :param dict divided: n by site: the density is multiplied by :math:`s^n`, where s is the sum of theta over the last
+        axis. If the rest of the density depends only on theta / s, this changes only the distribution of s. It adds
+        n theta / s to b.
     """
 
     rate: Mapping[str, Any] = field(default_factory=dict)
@@ -62,19 +60,19 @@ class CoxIngersollRoss(Dynamics):
 
     def largest_step(self, curvature: Any) -> Any:
         del curvature
-        return math.nan  # no warm-up finds one
+        return math.nan  # the warm-up cannot choose one
 
     def init(self, z: Any, noise: Any) -> Phase:
         del noise
         return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
-        """Relative variance of theta that white noise of b adds, tanh(r h / 2) Var b / (r theta), at the mean theta."""
+        """Relative variance that white noise of b adds to theta: tanh(r h / 2) Var b / (r theta), at the mean theta."""
         heat = lambda s2, z, r: jnp.tanh(r * h / 2) * s2 / (r * jnp.exp(z))  # noqa: E731
         return jax.tree.map(heat, variance, phase.z, self._rates(phase.z))
 
     def counts(self, z: Any, gradient: Any) -> Any:
-        """b."""
+        """The counts b."""
         counts = jax.tree.map(lambda z, g, r: r * jnp.exp(z) - g, z, gradient, self._rates(z))
         for name, n in self.divided.items():
             counts[name] = counts[name] + jnp.asarray(n, z[name].dtype)[..., None] * jax.nn.softmax(z[name])

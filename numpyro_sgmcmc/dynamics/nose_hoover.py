@@ -7,9 +7,9 @@ Nosé-Hoover thermostats (Ding et al. 2014; Gan et al. 2015; Li et al. 2016, equ
     d\xi = (p^T M^{-1} p / d - 1)\, dt
 
 with one thermostat :math:`\xi` for all d coordinates (SGNHT), or one for each, :math:`d\xi_j = (p_j^2 / M_j - 1)\, dt`
-(MSGNHT). Leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2 - d (\xi - D)^2 / 2)` invariant, the last term summed over
-coordinates with d = 1 for MSGNHT. Gradient noise of constant variance :math:`s^2` only shifts the mean of
-:math:`\xi` to :math:`D + h s^2 / 2`: the thermostat finds the friction that balances noise nobody has measured.
+(MSGNHT). It leaves :math:`\exp(-U(z) - p^T M^{-1} p / 2 - d (\xi - D)^2 / 2)` invariant, where for MSGNHT the last term
+is summed over coordinates with d = 1. Gradient noise of constant variance :math:`s^2` only shifts the mean of
+:math:`\xi` to :math:`D + h s^2 / 2`: the thermostat finds the friction that balances noise of unknown variance.
 
 ===== ================ =====================================================================
 ``A``  drift            z += h M^-1 p
@@ -33,7 +33,7 @@ from numpyro_sgmcmc.dynamics import underdamped
 from numpyro_sgmcmc.types import Flow, Phase
 from numpyro_sgmcmc.utils import trees
 
-# without G: a thermostat takes out the heat of the gradient's noise itself
+# without G: the thermostat itself balances the gradient noise
 FLOWS = {letter: flow for letter, flow in underdamped.FLOWS.items() if letter != "G"} | {"D": Flow("thermostat")}
 
 
@@ -42,8 +42,8 @@ class NoseHoover(underdamped.Underdamped):
     """
     The underdamped dynamics whose friction is a thermostat.
 
-    :param float noise: D, intensity of the injected noise, where the thermostats start.
-    :param bool elementwise: one thermostat a coordinate instead of one in all.
+    :param float noise: D, intensity of the injected noise; the thermostats start at D.
+    :param bool elementwise: one thermostat per coordinate instead of one for all.
     """
 
     elementwise: bool = False
@@ -74,7 +74,7 @@ class NoseHoover(underdamped.Underdamped):
         return phase._replace(thermostat=phase.thermostat + trees.total(shifts) / trees.size(shifts))
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
-        """What is left of it once the thermostats balance: nothing, or the deviations from one common friction."""
+        """The inflation that remains when the thermostats are in balance: 0, or that by the common friction."""
         del phase
         heat = self.gradient_heat(h, variance)
         if self.elementwise:

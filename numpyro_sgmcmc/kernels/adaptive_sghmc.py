@@ -13,15 +13,16 @@ from numpyro_sgmcmc.utils.validation import checked_rate
 class AdaptiveSGHMC(SGMCMC):
     r"""
     Scale-adapted stochastic gradient Hamiltonian Monte Carlo: :class:`~numpyro_sgmcmc.SGHMC` with
-    :math:`M^{-1} = 1 / (\lambda + \sqrt{V})`, V the running mean of :math:`g^2` by coordinate.
+    :math:`M^{-1} = 1 / (\lambda + \sqrt{V})`, where V is the running mean of :math:`g^2` by coordinate.
 
     V is estimated in the first half of the warm-up and then frozen, so that the draws are those of
-    :class:`~numpyro_sgmcmc.SGHMC` with a constant ``inverse_mass_matrix``: every word leaves what it leaves there. The
-    momentum is rescaled to its new mass at each change, :math:`p' = \sqrt{M' / M}\, p`.
+    :class:`~numpyro_sgmcmc.SGHMC` with a constant ``inverse_mass_matrix``, and every word has the same stationary
+    distribution as there. When the mass changes, the momentum is rescaled, :math:`p' = \sqrt{M' / M}\, p`.
 
-    In the paper's letters :math:`\epsilon = h` and the decay of the momentum in a step is
-    :math:`\epsilon V^{-1/2} C = h D`, .05 there: a friction of D = .05 / h. What the paper takes out of the noise for
-    that of the gradient is ``integrator="NOGIN"`` here. Its window of V, which adapts, is a constant ``memory``.
+    In the paper's notation :math:`\epsilon = h`, and the decay of the momentum per step is
+    :math:`\epsilon V^{-1/2} C = h D`, which is .05 there: a friction of D = .05 / h. The paper subtracts the gradient
+    noise from the injected noise; here ``integrator="NOGIN"`` does this. The paper's adaptive window of V is replaced
+    by a constant ``memory``.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 
@@ -30,7 +31,8 @@ class AdaptiveSGHMC(SGMCMC):
     :param float damping: :math:`\lambda` > 0, in the units of a gradient of U.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``.
     :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN.
-    :raises ValueError: no step size; an argument out of range; at ``init``, a run without a warm-up.
+    :raises ValueError: if there is no step size, or an argument is out of range; at ``init``, for a run without a
+        warm-up.
 
     **References:**
 

@@ -16,12 +16,12 @@ class PSGLD(SGMCMC):
     :math:`z' = z - h M^{-1} g + \sqrt{2 h M^{-1}}\, n` with :math:`M^{-1} = 1 / (\lambda + \sqrt{V})`, V the running
     mean of :math:`g^2` by coordinate.
 
-    V is estimated in the first half of the warm-up and then stays fixed. From there on the kernel is
+    V is estimated in the first half of the warm-up and then stays fixed. From then on the kernel is
     :class:`~numpyro_sgmcmc.SGLD` with a constant ``inverse_mass_matrix``, so it samples the posterior with order 1.
     (The paper updates V for ever and omits :math:`\Gamma`, which changes the stationary distribution. For a metric that
-    moves, with its :math:`\Gamma`, see :class:`~numpyro_sgmcmc.SGRLD`.)
+    depends on the position, with its :math:`\Gamma`, see :class:`~numpyro_sgmcmc.SGRLD`.)
 
-    h has the unit of a gradient of U times that of :math:`z^2`. Where minibatch noise of standard deviation s is much
+    h has the unit of a gradient of U times that of :math:`z^2`. If minibatch noise of standard deviation s is much
     larger than the gradient, the drift is :math:`-h g / s`, and the noise increases the variance of z by a relative
     :math:`h s / 2`.
 
@@ -30,7 +30,8 @@ class PSGLD(SGMCMC):
     :param float memory: :math:`\beta` in [0, 1); V averages over about :math:`1 / (1 - \beta)` steps.
     :param float damping: :math:`\lambda` > 0, in the units of a gradient of U.
     :param str integrator: ``"euler"``.
-    :raises ValueError: no step size; a memory or damping out of range; at ``init``, a run without a warm-up.
+    :raises ValueError: if there is no step size, or memory or damping is out of range; at ``init``, for a run without a
+        warm-up.
 
     **References:**
 

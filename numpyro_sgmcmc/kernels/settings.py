@@ -1,4 +1,4 @@
-"""What the warm-up of a run has found."""
+"""``settings``: the results of the warm-up of a run."""
 
 from typing import Any
 
@@ -16,26 +16,27 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     The settings that the warm-up of a run chose, and the result of its check.
 
     - **step_size** - h in the coordinates x, :math:`z = c + L x`.
-    - **friction** or **diffusion** - of the kernel, in x; absent for SGLD.
-    - **steps_per_sample** - steps of a draw.
+    - **friction** or **diffusion** - that of the kernel, in x; absent for SGLD.
+    - **steps_per_sample** - steps per draw.
     - **gradient** - the gradient estimator.
-    - **gradient_noise** - :math:`s^2`, the largest variance of the gradient's noise over the coordinates of x.
-    - **predicted_inflation** - the relative variance that this noise adds to x to first order, the largest.
+    - **gradient_noise** - :math:`s^2`, the largest variance of the gradient noise over the coordinates of x.
+    - **predicted_inflation** - the largest relative variance that this noise adds to a coordinate of x, to first order.
     - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.model.coordinates.Coordinates`.
-    - **passes** - over the data, made by the search and the measurements of the warm-up, without its steps.
-    - **verdict** - of the check in the second half of the warm-up: ``"right"``, ``"doubtful"``, or ``"unchecked"`` if
-      the warm-up was too short for one.
-    - **scores** - of that check: the z-scores of :math:`E[\partial_j U] = 0` and of
-      :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 where there was none.
-    - **curvature** - the largest of U in x, 1 where L is a whole matrix.
+    - **passes** - passes over the data by the search and the measurements of the warm-up, without its steps.
+    - **verdict** - result of the check in the second half of the warm-up: ``"right"``, ``"doubtful"``, or
+      ``"unchecked"`` if the warm-up was too short for one.
+    - **scores** - scores of that check: the z-scores of :math:`E[\partial_j U] = 0` and of
+      :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 if there was no check.
+    - **curvature** - the largest curvature of U in x, 1 if L is a full matrix.
 
-    Pass them to ``settings=`` of a kernel, and a later run of the same model starts with these coordinates, without a
-    search. It measures noise and step size anew, so the kernel, the batch size and the data may differ.
+    If you pass them to ``settings=`` of a kernel, a later run of the same model starts with these coordinates, without
+    a search. It measures the noise and chooses the step size again, so the kernel, the batch size and the data may
+    differ.
 
-    :param mcmc: after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
-    :return: with several chains that have each found numbers of their own (``chain_method="sequential"`` or
-        ``"parallel"``), a value for each chain in front.
-    :raises ValueError: no run yet, or a kernel whose step size was given.
+    :param mcmc: an MCMC after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
+    :return: the settings. If each of several chains has found its own (``chain_method="sequential"`` or
+        ``"parallel"``), chains are along the first axis of each value.
+    :raises ValueError: if there was no run yet, or the step size of the kernel was given.
 
     **Example**
 
@@ -61,9 +62,11 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     """
     kernel, state = mcmc.sampler, mcmc.last_state
     if not isinstance(kernel, SGMCMC) or state is None:
-        raise ValueError("settings(mcmc) describes a run with a kernel of numpyro_sgmcmc: call mcmc.run(...) first.")
+        raise ValueError("settings(mcmc) needs a run with a kernel of numpyro_sgmcmc: call mcmc.run(...) first.")
     if not isinstance(state.tuning, Tuning):
-        raise ValueError("the step_size of this kernel was given, so its warm-up has found nothing.")
+        raise ValueError(
+            "settings(mcmc) needs a kernel whose warm-up chose the step size, but step_size= was given. Leave it out."
+        )
     tuning = jax.device_get(state.tuning)
     several = np.ndim(tuning.step_size) == 1
 

@@ -30,7 +30,7 @@ class SGBarker(SGMCMC):
     :param rows: row scheme. None: ``WithoutReplacement()``. Batches must be independent: reshuffled ones add less noise
         than the correction removes.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
-    :raises ValueError: no step size; rows that depend on each other.
+    :raises ValueError: if there is no step size, or batches are not independent.
 
     **References:**
 
@@ -73,8 +73,8 @@ class SGBarker(SGMCMC):
     ):
         if step_size is None or getattr(step_size, "relative", False):
             raise ValueError(
-                "step_size= is missing: give half the square of a jump, a tenth of the posterior variance for one, or "
-                "leave it to SGLD or SGHMC, whose warm-up finds it."
+                "step_size= is missing. Give half the square of a jump, for example a tenth of the posterior variance, "
+                "or use SGLD or SGHMC, whose warm-up chooses it."
             )
         super().__init__(
             model,

@@ -21,11 +21,12 @@ class SGLD(SGMCMC):
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 
     :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
-        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. (Welling & Teh write h/2 where we write h.)
+        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. (Welling & Teh write h/2 for our h.)
     :param str integrator: ``"euler"``.
     :param inverse_mass_matrix: preconditioner of drift and noise: None, a scalar or a dict of diagonals like ``z``.
-    :param skew: Q, a constant skew matrix over the raveled z, shape ``(d, d)``: the drift is then
-        :math:`-(M^{-1} + Q) g`, irreversible and of the same law, see :mod:`~numpyro_sgmcmc.dynamics.skew`.
+    :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``: the drift is then
+        :math:`-(M^{-1} + Q) g`, irreversible and with the same stationary distribution, see
+        :mod:`~numpyro_sgmcmc.dynamics.skew`.
 
     **References:**
 

@@ -22,21 +22,21 @@ class SGRHMC(SGMCMC):
     the recipe with :math:`D = \gamma G^{-1}` for the momentum, :math:`Q_{pz} = R^T`, :math:`Q_{zp} = -R` up to the
     sign of p, and
     :math:`H = U + p^T p / 2`. As Q depends on z alone, only the rows of p have a divergence, :math:`\Gamma^p_i = \sum_j
-    \partial Q_{p_i z_j} / \partial z_j`. The step is the recipe's own Euler step, ``"PA"``: the momentum, then the
-    position with the new momentum. It is explicit and of order 1. A leapfrog step with these terms would keep its law
-    to order 2 only if implicit.
+    \partial Q_{p_i z_j} / \partial z_j`. The step is the recipe's Euler step, ``"PA"``: the momentum, then the
+    position with the new momentum. It is explicit and of order 1. A leapfrog step with these terms would have to be
+    implicit for order 2.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 
     :param metric: z, a dict of unconstrained values by site, -> :math:`G(z)^{-1}`, as for
-        :class:`~numpyro_sgmcmc.SGRLD`. A chain moves far where it is large.
-    :param float friction: gamma >= 0; 1 is that of Ma, Chen & Fox.
+        :class:`~numpyro_sgmcmc.SGRLD`. A chain makes large moves where it is large.
+    :param float friction: :math:`\gamma \ge 0`; Ma, Chen & Fox use 1.
     :param gradient_noise: variance of the gradient, which is subtracted from the injected noise, see
         :class:`~numpyro_sgmcmc.Recipe`.
-    :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
+    :param exact: how the divergence :math:`\Gamma` is computed, see :class:`~numpyro_sgmcmc.Recipe`.
     :param str integrator: ``"euler"``, or a word over ``E A P``.
-    :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
-    :raises ValueError: at the start of a chain, a metric that is not symmetric and positive semi-definite.
+    :param rows: row scheme. None: ``Reshuffled()``, or independent batches if their noise is measured.
+    :raises ValueError: at the start of a chain, for a metric that is not symmetric and positive semi-definite.
 
     **References:**
 

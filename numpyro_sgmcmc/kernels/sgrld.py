@@ -19,7 +19,7 @@ class SGRLD(SGMCMC):
         \Gamma_i = \sum_j \partial D_{ij} / \partial z_j.
 
     The order is 1. With a constant D this is SGLD. D is a preconditioner that depends on the position: the inverse of
-    the Riemannian metric G, large where the chain should move far.
+    the Riemannian metric G, which is large where the chain should make large moves.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 
@@ -31,9 +31,9 @@ class SGRLD(SGMCMC):
         irreversible and leaves its stationary distribution unchanged.
     :param gradient_noise: variance of the gradient, which is subtracted from the injected noise, see
         :class:`~numpyro_sgmcmc.Recipe`.
-    :param exact: how the divergence Gamma is computed, see :class:`~numpyro_sgmcmc.Recipe`.
-    :param rows: row scheme. None: ``Reshuffled()``, or independent batches where their noise is measured.
-    :raises ValueError: at the start of a chain, D that is not symmetric and positive semi-definite.
+    :param exact: how the divergence :math:`\Gamma` is computed, see :class:`~numpyro_sgmcmc.Recipe`.
+    :param rows: row scheme. None: ``Reshuffled()``, or independent batches if their noise is measured.
+    :raises ValueError: at the start of a chain, if D is not symmetric and positive semi-definite.
 
     **References:**
 

@@ -1,7 +1,7 @@
 r"""
-The metrics of Patterson & Teh (2013) for :class:`~numpyro_sgmcmc.SGRLD`, with the coordinates that belong to them, see
-:mod:`~numpyro_sgmcmc.model.simplex`: a site on the simplex has K unconstrained values, independent Gamma numbers under
-the prior.
+The metrics of Patterson & Teh (2013) for :class:`~numpyro_sgmcmc.SGRLD`, with their coordinates, see
+:mod:`~numpyro_sgmcmc.model.simplex`: a site on the simplex has K unconstrained values, which are independent Gamma
+numbers under the prior.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,14 +23,16 @@ class ExpandedMean:
     .. math:: z' = z + h\,\mathrm{sgn}(z)\, (b - |z|) + \sqrt{2 h |z|}\, n, \qquad
         b = |z| - z\, \partial U / \partial z + 1,
 
-    b for a prior Gamma(a, 1) and counts: a plus their estimate. It is the reflected step of Patterson & Teh. For such
-    a b of mean mu, :math:`\mathrm{Var}\,\theta = (2 \mu + h \mathrm{Var}\, b) / (2 - h)` while theta stays away from
-    0; near 0 it is far off, where :class:`~numpyro_sgmcmc.SCIR` has no error of the step. Sites that are neither
+    where b, for a prior Gamma(a, 1) and counts, is a plus the estimate of the counts. It is the reflected step of
+    Patterson & Teh. For such a b with mean :math:`\mu`,
+    :math:`\mathrm{Var}\,\theta = (2 \mu + h \mathrm{Var}\, b) / (2 - h)` while :math:`\theta` is not close to 0. Near 0
+    the error is large; :class:`~numpyro_sgmcmc.SCIR` has no discretisation error there. Sites that are neither
     positive nor on the simplex have a metric of 1.
 
-    :param dict counts: n by site on the simplex, a number: the sum of its theta has the law Gamma(A + n), with A the
-        sum of the Dirichlet's parameters. Any n leaves the law of pi; with the number of the data's counts the
-        posterior of theta_k is Gamma(alpha_k + n_k), as in the law above, and steps of the order of 0.1 are stable.
+    :param dict counts: n by site on the simplex, a number: the sum of its :math:`\theta` has the distribution
+        Gamma(A + n), where A is the sum of the Dirichlet's parameters. The distribution of :math:`\pi` does not depend
+        on n. If n is the number of counts in the data, the posterior of :math:`\theta_k` is
+        Gamma(:math:`\alpha_k + n_k`), as above, and steps of the order of 0.1 are stable.
 
     **References:** *Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex*, S. Patterson, Y. W.
     Teh (2013), section 3, table 1
@@ -52,8 +54,8 @@ class ExpandedMean:
 @dataclass(frozen=True)
 class Natural:
     r"""
-    The natural coordinates: :math:`z = \log \theta`, :math:`G^{-1} = e^{-z}`: the same process as that of
-    :class:`ExpandedMean`, with a step that is exact in no case and that explodes for small :math:`\theta`: for
+    The natural coordinates, :math:`z = \log \theta`, :math:`G^{-1} = e^{-z}`. The process is the same as that of
+    :class:`ExpandedMean`, but its step is never exact and diverges for small :math:`\theta`. It is here for
     comparisons. Sites that are neither positive nor on the simplex have a metric of 1.
 
     :param dict counts: as for :class:`ExpandedMean`.
@@ -79,18 +81,18 @@ def _by_site(potential, metric):
 
 
 def transforms_of(metric: Any) -> Any:
-    """The transforms that a metric asks for; None: those of NumPyro."""
+    """The transforms that a metric needs; None: those of NumPyro."""
     return getattr(metric, "transforms", None)
 
 
 def check_charts(potential: ModelPotential, what: str, way_out: str, all_of_them: bool) -> None:
     """
-    :raises ValueError: names a site that is neither positive nor on the simplex, or says that there is no other.
+    :raises ValueError: if a site is neither positive nor on the simplex; if not ``all_of_them``, if all sites are not.
     """
     supports = supports_of_sites(potential)
     other = [name for name, support in supports.items() if support == "other"]
     if len(other) == len(supports) or (all_of_them and other):
         raise ValueError(
-            f"{what} is for sites that are positive or on the simplex, as with Gamma and Dirichlet priors; site "
+            f"{what} needs sites that are positive or on the simplex, as with Gamma and Dirichlet priors; site "
             f"{other[0]!r} is neither. {way_out}"
         )

@@ -1,4 +1,4 @@
-"""NumPy arrays, memory maps among them, as arguments of a model that indexes them by traced row numbers."""
+"""NumPy arrays and memory maps as arguments of a model that indexes them by traced row numbers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,11 +14,11 @@ from numpyro_sgmcmc.model.row_array import RowArray
 
 class Indexable(np.ndarray):
     """
-    A NumPy array that traced row numbers may index. It is not made a JAX array as a whole, for models ask NumPy about
-    their arguments: ``len(np.unique(group))``, ``int(y.max()) + 1``.
+    A NumPy array that can be indexed by traced row numbers. It is not converted to a JAX array, because models call
+    NumPy functions of their arguments: ``len(np.unique(group))``, ``int(y.max()) + 1``.
     """
 
-    # so that np.column_stack and the like of it can be indexed as well
+    # so that the result of np.column_stack and similar functions can be indexed too
     __array_priority__ = 1.0  # pyright: ignore[reportAssignmentType]
     _on_device: jax.Array | None = None
 
@@ -26,20 +26,20 @@ class Indexable(np.ndarray):
         parts = [part for part in jax.tree.leaves(index) if isinstance(part, jax.Array)]
         if not parts:
             return super().__getitem__(index)
-        if not any(isinstance(part, Tracer) for part in parts):  # the rows alone go to the device, not the whole array
+        if not any(isinstance(part, Tracer) for part in parts):  # copy only the rows to the device, not the whole array
             index = jax.tree.map(lambda part: np.asarray(part) if isinstance(part, jax.Array) else part, index)
             return jnp.asarray(np.asarray(self)[index])
         return self.on_device()[index]
 
     def on_device(self) -> jax.Array:
-        """The array on the device: one copy for all the places that index it."""
+        """The array on the device: one copy, however often it is indexed."""
         if self._on_device is None:
             with jax.ensure_compile_time_eval():
                 self._on_device = jnp.asarray(np.asarray(self))
         return self._on_device
 
     def standing_for(self, traced: jax.Array) -> "Indexable":
-        """This array with a traced one in the place of its copy on the device."""
+        """This array with a traced array instead of its copy on the device."""
         view = self.view(Indexable)
         view._on_device = traced
         return view
@@ -47,8 +47,8 @@ class Indexable(np.ndarray):
 
 def indexable(arguments: tuple[tuple, Mapping[str, Any]]) -> Any:
     """
-    The arguments of a model, ``(args, kwargs)``, with their NumPy arrays made indexable by traced row numbers. Memory
-    maps stay on disk.
+    The arguments of a model, ``(args, kwargs)``, whose NumPy arrays can be indexed by traced row numbers. Memory maps
+    stay on disk.
     """
 
     def convert(path: Any, x: Any) -> Any:
@@ -78,10 +78,10 @@ def _name(path: Any) -> str:
 
 def without_data(args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
     """
-    The arguments of a model for an abstract trace, which takes no NumPy array to the device.
+    The arguments of a model for an abstract trace, which copies no NumPy array to the device.
 
-    :return: shapes of the indexable arrays and of the stand-ins for arrays by name, and the function that puts traced
-        arrays in their place.
+    :return: the shapes of :class:`Indexable` arrays and of instances of ``RowArray``, by name, and a function that
+        replaces them by traced arrays.
     """
     named = named_leaves(args, kwargs)
     treedef = jax.tree.structure((args, dict(kwargs)))

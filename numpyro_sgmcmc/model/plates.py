@@ -94,8 +94,8 @@ def check_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mappi
     for name, (size, n) in structure.plates.items():
         if n is not None and n < size:
             raise ValueError(
-                f"plate {name!r} declares subsample_size={n}, but the other blocks of numpyro.infer.Gibbs use all rows. "
-                f"Leave it out of the model and give the kernel batch_size={{{name!r}: {n}}}."
+                f"plate {name!r} declares subsample_size={n}, but the other blocks of numpyro.infer.Gibbs use all "
+                f"rows. Leave it out of the model and give the kernel batch_size={{{name!r}: {n}}}."
             )
 
 

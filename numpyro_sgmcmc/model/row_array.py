@@ -1,4 +1,4 @@
-"""Stand-ins for arrays of which a model may ask for rows alone."""
+"""Arrays of which a model may use only rows."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ import numpy as np
 
 class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
     """
-    An array that a model indexes by the rows of its plate, ``X[rows]``. Whatever else a model asks of it, but its shape
-    and its dtype, is an error that says why.
+    An array that a model indexes by the rows of its plate, ``X[rows]``. Any other use, except of its shape and dtype,
+    raises an error with the reason.
 
-    :ivar tuple shape: of the whole array.
-    :ivar dtype: of JAX.
+    :ivar tuple shape: shape of the whole array.
+    :ivar dtype: dtype of the JAX array.
     """
 
     shape: tuple[int, ...] = ()
     dtype: Any
-    where: str  # it is, for errors
+    where: str  # location of the array, for errors
     _argument = ""
     _traced: jax.Array | None = None
     _served: tuple[tuple[Any, Any], ...] = ()
@@ -34,7 +34,8 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
         rows, *rest = index if isinstance(index, tuple) else (index,)
         if rows is None or rows is Ellipsis or not all(isinstance(part, (int, slice, type(None))) for part in rest):
             raise TypeError(
-                f"{self!r} is indexed by rows, X[rows], and beside them by numbers and slices: X[rows, 1:]."
+                f"{self!r} must be indexed by rows first, X[rows]; further indices may be numbers and slices, "
+                "X[rows, 1:]."
             )
         if self._traced is not None:
             taken = self._traced[rows]
@@ -46,7 +47,7 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _take(self, rows: Any, served: Any = None) -> jax.Array:
         """
-        :param served: what :meth:`serving` was told of these rows.
+        :param served: the argument ``what`` of :meth:`serving` for these rows.
         """
         raise NotImplementedError
 
@@ -60,22 +61,22 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     __array__ = __jax_array__ = __array_ufunc__ = __iter__ = __contains__ = _refuse
 
-    def __hash__(self) -> int:  # NumPyro looks its arguments up
+    def __hash__(self) -> int:  # NumPyro uses its arguments as keys
         return id(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of protocols that others look for
+        if name.startswith("_"):  # names of protocols that other libraries look up
             raise AttributeError(name)
         raise AttributeError(f"no {name!r}: {asks_for_all(self)}")
 
     # -- for the potential --------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> Self:
-        """This array with the name of the argument that it is, for errors."""
+        """This array with the name of its argument of the model, for errors."""
         return self._with(_argument=f"{name}, ")
 
     def standing_for(self, traced: jax.Array) -> Self:
-        """This array with a traced one in its place, for an abstract trace."""
+        """This array with a traced array as its data, for an abstract trace."""
         return self._with(_traced=traced)
 
     def _with(self, **changes: Any) -> Self:
@@ -85,7 +86,7 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @contextmanager
     def serving(self, rows: Any, what: Any) -> Iterator[None]:
-        """Within it, a lookup of these very row numbers is told so."""
+        """A context in which a lookup of these rows, the same object, passes ``what`` to :meth:`_take`."""
         before, self._served = self._served, (*self._served, (rows, what))
         try:
             yield
@@ -94,10 +95,10 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def asks_for_all(*arrays: RowArray) -> TypeError:
-    """The error of a model that uses such an array in another way than by rows."""
+    """The error for a model that does not index such an array by rows."""
     where = arrays[0].where
     return TypeError(
-        f"the model asks for all of {' or '.join(map(repr, arrays))}, which is {where}. It may use rows of it, "
-        "X[rows], its shape and its dtype. Compute what else it needs before the run and hand that in, or hand in "
-        "the array itself, np.asarray(...), if it fits into memory."
+        f"the model asks for all of {' or '.join(map(repr, arrays))}, which is {where}. It may use only rows, X[rows], "
+        "the shape and the dtype. Compute anything else before the run and pass it as an argument, or pass the array "
+        "itself, np.asarray(...), if it fits into memory."
     )

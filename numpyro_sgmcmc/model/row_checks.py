@@ -1,6 +1,6 @@
 """
-What must hold of a model whose plates are cut to minibatches: the rows of a plate are those of its data, and every site
-in it has one log density a row.
+Checks of a model whose plates are cut to minibatches: the rows of a plate must be those of its data, and every site in
+it must have one log density per row.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ INDEXED = f"`with numpyro.plate(...) as rows: x[rows]`, or `{SUBSAMPLE}` inside 
 
 def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
     """
-    :raises ValueError: data that do not fit a plate, a site whose log density is not one number a row, or one outside
-        of a plate whose rows it depends on.
+    :raises ValueError: for data that do not fit a plate, a site whose log density is not one number per row, or a site
+        outside a plate on whose rows it depends.
     """
     _check_lengths(cut, plates)
     for name, site in cut.sites.items():
@@ -24,17 +24,17 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
             _check_dependence(name, site, plate, plates[plate].batch_size, cut.randomised)
         for plate in site.uses - set(site.plates):
             raise ValueError(
-                f"site {name!r} depends on the rows of the minibatched plate {plate!r} but stands outside it, so it "
-                f"would not be scaled to the whole plate. Move it into {plate!r}, with one log density a row."
+                f"site {name!r} depends on the rows of the minibatched plate {plate!r} but is outside it, so it "
+                f"would not be scaled to the whole plate. Move it into {plate!r}, with one log density per row."
             )
 
 
 def _check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
     """
-    JAX clamps an index beyond the end of an array, so that a wrong length gives wrong rows and no error. Data that are
-    too long are a mistake as well; what the model computes may be longer than the plate, a forecast for one.
+    JAX clamps an index beyond the end of an array, so a wrong length gives wrong rows and no error. Data that are too
+    long are also an error; but an array that the model computes may be longer than the plate, for example a forecast.
     """
-    # of T numbers, y[rows] and y[rows + 1] in a plate of T - 1
+    # for a series of T numbers: y[rows] and y[rows + 1] in a plate of T - 1
     shifted = {(lookup.plate, lookup.shape[lookup.dim]) for lookup in cut.lookups if not lookup.exact}
     for plate, exact, shape, dim, argument in cut.lookups:
         length, size = shape[dim], plates[plate].size
@@ -53,15 +53,15 @@ def _check_shape(name: str, site: Site, plate: str, n: int) -> None:
     shape, dim = site.log_prob_shape, site.plates[plate]
     if not has_rows(shape, dim, n):
         raise ValueError(
-            f"site {name!r} in plate {plate!r} has a log density of shape {shape} where a minibatch of {n} "
+            f"site {name!r} in plate {plate!r} has a log density of shape {shape}, but a minibatch of {n} "
             f"needs {n} in dimension {dim}: its data are not indexed by the plate. Use {INDEXED}."
         )
     for other in set(range(-len(shape), 0)).difference(site.plates.values()):
         if n > 1 and has_rows(shape, other, n):
             raise ValueError(
-                f"site {name!r} in plate {plate!r} has a log density of shape {shape}: dimension {other} has "
-                f"{n} elements too, but no plate. A column of shape (N, 1) beside a vector of shape (N,) is "
-                "often the reason; give both the same shape. An axis of its own wants a plate or `.to_event`."
+                f"site {name!r} in plate {plate!r} has a log density of shape {shape}: dimension {other} also has "
+                f"{n} elements, but no plate. Often the reason is a column of shape (N, 1) combined with a vector of "
+                "shape (N,); give both the same shape. An intended axis needs a plate or `.to_event`."
             )
 
 
@@ -69,16 +69,16 @@ def _check_dependence(name: str, site: Site, plate: str, n: int, randomised: boo
     if plate in site.uses and plate in site.one_number_in:
         if site.factor:
             raise ValueError(
-                f"factor {name!r} in plate {plate!r} is one number made from the whole minibatch and would be "
-                f"counted once for each row. Give it one number a row, shape ({n},)."
+                f"factor {name!r} in plate {plate!r} is one number for the whole minibatch and would be "
+                f"counted once for each row. Give it one number per row, shape ({n},)."
             )
         raise ValueError(
             f"site {name!r} in plate {plate!r} has one log density for the whole minibatch, which would be counted "
-            f"once for each row: its event holds the rows. Leave their dimension to the plate; `.to_event` is for "
+            f"once for each row: its event contains the rows. Leave their dimension to the plate; `.to_event` is for "
             "dimensions within a row."
         )
     if site.observed and plate not in site.uses and not randomised:
         raise ValueError(
-            f"observed site {name!r} stands in plate {plate!r} but is the same for every row of it: its data "
+            f"observed site {name!r} is in plate {plate!r} but is the same for every row of it: its data "
             f"are not indexed by the plate. Use {INDEXED}."
         )

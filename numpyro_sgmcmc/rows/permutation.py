@@ -1,17 +1,17 @@
 """
-A keyed random permutation of ``0 .. size - 1`` that is evaluated only where it is asked for.
+A keyed random permutation of ``0 .. size - 1`` that is evaluated only for the numbers that are needed.
 
-Up to ``SMALL`` numbers: each gets a random word, and its image is the rank of that word. All permutations are equally
-likely.
+For up to ``SMALL`` numbers, each number gets a random word, and its image is the rank of that word. All permutations
+are equally likely.
 
-Beyond: a Feistel network over a grid ``a x b`` of the numbers x = b l + r (Black & Rogaway 2002), with keyed hashes
-f_k and g_k,
+For more numbers, it is a Feistel network over a grid ``a x b`` of the numbers x = b l + r (Black & Rogaway 2002), with
+keyed hashes f_k and g_k,
 
     l <- l + f_k(r) mod a,   r <- r + g_k(l) mod b,   ROUNDS / 2 times each.
 
-Where the size has no two factors of similar length the grid just covers it, and numbers outside are sent through the
-network again (cycle walking). In six rounds the variance of the mean of half of the numbers is off by up to 26 % in
-some direction, on grids longer than wide (5 x 19); in eight by 1 %, from 64 numbers on.
+If the size has no two factors of similar length, the grid is slightly larger, and numbers outside are sent through the
+network again (cycle walking). With six rounds the variance of the mean of half of the numbers is wrong by up to 26 % in
+some direction, on elongated grids (5 x 19); with eight rounds by 1 %, from 64 numbers on.
 """
 
 import math
@@ -35,13 +35,13 @@ def words(rng_key: jax.Array, t: Any, count: int) -> jax.Array:
     blocks = jnp.arange(-(-count // 2), dtype=jnp.uint32)
     counters = jnp.concatenate([blocks, jnp.full_like(blocks, jnp.asarray(t, jnp.uint32))])
     key = random.key_data(rng_key)
-    if key.size == 4:  # of an rbg generator, which promises little of keys that are folded in
+    if key.size == 4:  # a key of an rbg generator, which does not guarantee that folded keys are independent
         key = threefry_2x32(key[:2], key[2:])
     return threefry_2x32(key, counters)[:count]
 
 
 def words_needed(size: int) -> int:
-    """How many random words :func:`permute` takes."""
+    """The number of random words that :func:`permute` needs."""
     return size if size <= SMALL else ROUNDS + 1
 
 
@@ -49,13 +49,13 @@ def permute(words: jax.Array, x: jax.Array, size: int) -> jax.Array:
     """
     Images of ``x`` under a random permutation of ``0 .. size - 1``, in O(len(x)) time and memory.
 
-    :param words: ``words_needed(size)`` random uint32, which name the permutation.
+    :param words: ``words_needed(size)`` random uint32, which determine the permutation.
     :param x: integers in ``0 .. size - 1``, any shape.
     :param int size: at most 2**31 - 1.
     :return: int32 array of the shape of ``x``.
     """
     if size >= 2**31:
-        raise ValueError(f"a plate of {size} rows is more than int32 row numbers can tell apart.")
+        raise ValueError(f"a plate of {size} rows is too large for int32 row numbers. Use fewer than 2**31 rows.")
     x = jnp.asarray(x).astype(jnp.uint32)
     y = _ranks(words, x, size) if size <= SMALL else _walk(words, x, size)
     # without the barrier XLA fuses the permutation into the gather of the data and runs it once for each column
@@ -63,7 +63,7 @@ def permute(words: jax.Array, x: jax.Array, size: int) -> jax.Array:
 
 
 def _ranks(words: jax.Array, x: jax.Array, size: int) -> jax.Array:
-    """Ranks of the words of ``x``; equal words, once in 2**32 / size**2 permutations, are ranked by their numbers."""
+    """Ranks of the words of ``x``; equal words, in one of 2**32 / size**2 permutations, are ranked by their numbers."""
     own, number = words[x][..., None], x[..., None]
     smaller = (words < own) | ((words == own) & (jnp.arange(size, dtype=jnp.uint32) < number))
     return smaller.sum(-1)
@@ -94,14 +94,14 @@ def _hash(x: jax.Array, key: jax.Array, size: int) -> jax.Array:
     """A keyed hash of ``x`` into ``0 .. size - 1`` (two rounds of multiply and shift)."""
     x = (x ^ key) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    # the upper 16 bits times size: a multiplication in place of a division
+    # the upper 16 bits times size: a multiplication instead of a division
     return ((x >> 16) * jnp.uint32(size)) >> 16
 
 
 def _grid(size: int) -> tuple[int, int]:
     """
-    Sides of similar length of a grid with ``size`` cells, or where there are none, with hardly more. The longer side
-    comes first.
+    Sides of similar length of a grid with ``size`` cells, or slightly more if there are none. The longer side comes
+    first.
     """
     root = math.isqrt(size)
     for b in range(root, max(1, root // 2), -1):
@@ -112,6 +112,6 @@ def _grid(size: int) -> tuple[int, int]:
 
 
 def add(left: jax.Array, right: jax.Array, size: int) -> jax.Array:
-    """Sum modulo ``size`` of two numbers below it."""
+    """Sum modulo ``size`` of two numbers below ``size``."""
     x = left + right
     return jnp.where(x >= size, x - jnp.uint32(size), x)

@@ -1,15 +1,16 @@
 r"""
-Where the posterior is, and how wide: a normal law :math:`N(c, L L^T)` in unconstrained space.
+Searches for a normal approximation :math:`N(c, L L^T)` of the posterior in unconstrained space.
 
-1. The mean of a mean-field law (:mod:`~numpyro_sgmcmc.tuning.start`) is a first c.
-2. Newton's method (:mod:`~numpyro_sgmcmc.tuning.newton`) finds a mode from there, and then the normal law of the
-   largest evidence lower bound, from the better of the two places.
+1. The mean of a mean-field normal (:mod:`~numpyro_sgmcmc.tuning.start`) is a first c.
+2. Newton's method (:mod:`~numpyro_sgmcmc.tuning.newton`) finds a mode from there, and then the normal with the largest
+   evidence lower bound, from the better of the two positions.
 
-Both are needed: the mode of a hierarchy is the pit where its scale is zero; a mean-field law does not get along narrow
-valleys. What the law does not have right, the draws of the warm-up show (:mod:`~numpyro_sgmcmc.tuning.pilot`).
+Both are needed: the mode of a hierarchical model is where its scale is zero, and a mean-field normal makes little
+progress along narrow valleys. The draws of the warm-up correct the approximation
+(:mod:`~numpyro_sgmcmc.tuning.pilot`).
 
-Where the coordinates are too many for a matrix, the mean-field law is stretched along a few directions in place of the
-second step (:mod:`~numpyro_sgmcmc.tuning.wide`).
+If there are too many coordinates for a matrix, the second step is replaced: the mean-field normal is rescaled along a
+few directions (:mod:`~numpyro_sgmcmc.tuning.wide`).
 """
 
 from collections.abc import Mapping
@@ -27,16 +28,16 @@ from numpyro_sgmcmc.tuning.wide import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise
 
-PART = 1000  # rows of a part of the data, at least 20 for each coordinate at first
-HESSIAN = 5000  # rows that the curvature is that of, at least 50 for each coordinate
-DRAWS = 32  # of a law, for its bound, in antithetic pairs that see a part each
+PART = 1000  # rows per part of the data; the search starts with at least 20 rows per coordinate
+HESSIAN = 5000  # rows for the Hessian, at least 50 per coordinate
+DRAWS = 32  # draws of a normal for its bound, in antithetic pairs that use one part each
 
 
 class Found(NamedTuple):
     """
     - **coordinates** - c and L.
-    - **curvature** - the largest in x; 1 where L is to be a whole matrix, in which x is round.
-    - **passes** - rows looked at, in units of the data.
+    - **curvature** - the largest curvature in x; 1 if L is a full matrix.
+    - **passes** - rows used, in passes over the data.
     """
 
     coordinates: Coordinates | LowRank
@@ -45,7 +46,7 @@ class Found(NamedTuple):
 
 
 def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: Any = True) -> Found:
-    """The normal law, from a start of finite energy; L in the blocks that ``dense_mass`` asks for."""
+    """The normal approximation, from a start with finite energy, where L has the blocks of ``dense_mass``."""
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
@@ -58,7 +59,7 @@ def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: A
 
     origin = raveled(start)
     mean, log_width = map(raveled, mean_field(potential, start, *random.split(key_descent)))
-    # a law that is wider than the model bears does not get away from where it starts
+    # if the first normal is too wide for the model, its mean does not improve
     before, after = lax.map(energy(0), jnp.stack([origin, mean]))
     mean = jnp.where(after <= before, mean, origin)
     size = max((plate.size for plate in potential.plates.values()), default=1)
@@ -78,7 +79,7 @@ def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: A
 
 
 def partition(plates: Mapping[str, Plate]) -> tuple[dict[str, Plate], int]:
-    """Plates whose batches are parts of the data, and how many make a whole."""
+    """Plates whose batches are parts of the data, and the number of parts."""
     if not plates:
         return {}, 1
     parts = max(1, *(plate.size // PART for plate in plates.values()))
