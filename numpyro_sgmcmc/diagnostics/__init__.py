@@ -1,1 +1,1 @@
-"""What a run says about itself."""
+"""Diagnostics of a run, predictions, and conversion to ArviZ."""

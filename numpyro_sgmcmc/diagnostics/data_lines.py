@@ -134,9 +134,7 @@ def _identity(
     error = float(np.median(mixed_error))
     if verdict == "ok" and not error <= UNCERTAIN:
         verdict = "doubtful"
-        advice = (
-            f"its standard error is {error:.2f}, which is too large for a verdict: more draws, or larger batches."
-        )
+        advice = f"its standard error is {error:.2f}, which is too large for a verdict: more draws, or larger batches."
     return Line(
         name,
         float(both[worst]),

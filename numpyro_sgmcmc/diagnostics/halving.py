@@ -127,9 +127,7 @@ def order(kernel: SGMCMC, minibatched: bool) -> int:
 
 def _check_batches(plates: Any) -> None:
     if not plates:
-        raise ValueError(
-            'vary="batch_size": no plate is minibatched, so there is no minibatch noise. Leave vary= out.'
-        )
+        raise ValueError('vary="batch_size": no plate is minibatched, so there is no minibatch noise. Leave vary= out.')
     for name, plate in plates.items():
         if 2 * plate.batch_size >= plate.size:
             raise ValueError(

@@ -1,1 +1,1 @@
-"""Stochastic differential equations, one a file, their metrics (masses), and the integrators that step them."""
+"""Stochastic differential equations, one per file, their metrics (masses), and their integrators."""

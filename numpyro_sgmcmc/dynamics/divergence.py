@@ -6,8 +6,8 @@ The divergence of the rows of a matrix that depends on the n variables x (Ma, Ch
     = E_v \left. \frac{d}{dt} (A(x + t v) v)_i \right|_{t = 0},
     \qquad v_j = \pm 1 \text{ independent, equally likely}.
 
-That of a scalar is its gradient, one VJP. Otherwise it takes n JVPs, or one with signs v: unbiased, and exact for
-diagonals whose entries depend on their own coordinate only, for :math:`v_j^2 = 1`.
+For a scalar it is the gradient, one VJP. Otherwise it takes n JVPs, or one JVP with signs v. This is unbiased, and
+exact for diagonals whose entries depend on their own coordinate only, because :math:`v_j^2 = 1`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.dynamics.matrices import Matrix
 
-EXACT = 16  # variables up to which it is computed column by column
+EXACT = 16  # number of variables up to which it is computed column by column
 
 
 def divergence(matrix_at: Callable[[jax.Array], Matrix], x: jax.Array, signs: jax.Array, exact: bool | None):
@@ -26,7 +26,7 @@ def divergence(matrix_at: Callable[[jax.Array], Matrix], x: jax.Array, signs: ja
 
     :param matrix_at: x -> the matrix.
     :param signs: v, shape ``(n,)``.
-    :param exact: column by column; None: where there are few variables.
+    :param exact: whether to compute it column by column; None: if there are few variables.
     """
     matrix = matrix_at(x)
     is_scalar = [block.value.ndim == 0 for block in matrix.blocks]

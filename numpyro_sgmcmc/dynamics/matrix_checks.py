@@ -1,21 +1,23 @@
-"""Checks of the matrices of a recipe where a chain starts: each error names the entry and the way out."""
+"""Checks of the matrices of a recipe at the start of a chain: each error names the entry and the condition."""
 
 import numpy as np
 
 from numpyro_sgmcmc.dynamics.matrices import Layout
 
-TOLERANCE = 1e-4  # of what is zero, relative to the largest entry: D and Q may be computed in single precision
+TOLERANCE = 1e-4  # for zeros, relative to the largest entry: D and Q may be computed in single precision
 
 
 def check_matrix(what: str, value: np.ndarray, layout: Layout) -> None:
     """
     :param what: ``"D"``, symmetric and positive semi-definite, or ``"Q"``, skew.
-    :param value: as :meth:`~.matrices.Matrix.shown` returns it.
-    :raises ValueError: names the first wrong entry.
+    :param value: the result of :meth:`~.matrices.Matrix.shown`.
+    :raises ValueError: if an entry is wrong; the message names the first one.
     """
     if not np.isfinite(value).all():
         at = np.argwhere(~np.isfinite(value))[0]
-        raise ValueError(f"{what} is not finite where the chain starts, at {_entry(layout, value, *at)}: {value[*at]}.")
+        raise ValueError(
+            f"{what} is not finite at the start of the chain: {_entry(layout, value, *at)} is {value[*at]}."
+        )
     sign, kind = (1, "symmetric") if what == "D" else (-1, "skew")
     mirror = value.T if what == "D" else -value.T
     wrong = np.abs(value - mirror) > TOLERANCE * max(np.abs(value).max(), np.finfo(float).tiny)
@@ -23,23 +25,23 @@ def check_matrix(what: str, value: np.ndarray, layout: Layout) -> None:
         at = np.argwhere(wrong)[0]
         mirrored = f"{what}[j, i] = {'-' if sign < 0 else ''}{what}[i, j]"
         raise ValueError(
-            f"{what} is not {kind} where the chain starts: at {_entry(layout, value, *at)} it is {value[*at]:.6g}, "
-            f"mirrored {value.T[*at]:.6g}. The recipe leaves exp(-H) invariant only if {mirrored}."
+            f"{what} is not {kind} at the start of the chain: {_entry(layout, value, *at)} is {value[*at]:.6g}, "
+            f"its mirror image {value.T[*at]:.6g}. The recipe leaves exp(-H) invariant only if {mirrored}."
         )
     if what == "D":
-        _check_positive(value, layout, "D is not positive semi-definite where the chain starts", "")
+        _check_positive(value, layout, "D is not positive semi-definite at the start of the chain", "")
 
 
 def check_noise(value: np.ndarray, layout: Layout) -> None:
     """
     :param value: 2 D h - B h^2, shape ``(n, n)`` or its diagonal.
-    :raises ValueError: more noise is to be taken out than is injected.
+    :raises ValueError: if more noise is to be subtracted than is injected.
     """
     _check_positive(
         value,
         layout,
-        "gradient_noise= is more than the dynamics injects: 2 D h - B h^2 is not positive semi-definite",
-        " Take a smaller step_size, a larger D or a larger batch_size.",
+        "gradient_noise= is larger than the injected noise: 2 D h - B h^2 is not positive semi-definite",
+        " Use a smaller step_size, a larger D or a larger batch_size.",
     )
 
 
@@ -62,5 +64,5 @@ def _check_positive(value: np.ndarray, layout: Layout, complaint: str, way_out: 
 
 def _entry(layout: Layout, value: np.ndarray, i: int, j: int | None = None) -> str:
     if len(value) != layout.size:
-        return "products with vectors of signs"  # of a large matrix no more is looked at
+        return "products with vectors of signs"  # for a large matrix only these are checked
     return layout.name(i) if j is None or i == j else f"({layout.name(i)}, {layout.name(j)})"

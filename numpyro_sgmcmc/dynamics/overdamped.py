@@ -3,8 +3,8 @@ Overdamped Langevin dynamics.
 
 .. math:: dz = -(M^{-1} + Q) \nabla U(z)\, dt + \sqrt{2 M^{-1}}\, dW
 
-leaves :math:`\exp(-U(z))` invariant, for every :mod:`skew <numpyro_sgmcmc.dynamics.skew>` Q, which is 0 unless given.
-One flow:
+leaves :math:`\exp(-U(z))` invariant, for every :mod:`skew <numpyro_sgmcmc.dynamics.skew>` Q (by default 0). It has one
+flow:
 
 ==== ===================== ==================================================
 ``E`` first-order step      z += -h (M^-1 + Q) g + sqrt(2 h) M^-1/2 n
@@ -58,7 +58,7 @@ class Overdamped(Dynamics):
         return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, trees.like(self.inverse_mass_matrix, variance))
 
     def temperature(self, phase: Phase) -> Any:
-        """None; where the mass is 1 the size of the steps tells instead."""
+        """There is no kinetic temperature. For unit mass, it is estimated from the size of the steps instead."""
         del phase
         mass = self.inverse_mass_matrix
         return BySteps() if isinstance(mass, float) and mass == 1 and self.skew is None else ()

@@ -1,14 +1,16 @@
 r"""
-A constant skew matrix Q, which makes a dynamics irreversible and leaves its law (Ma, Chen & Fox 2015).
+A constant skew-symmetric matrix Q, which makes a dynamics irreversible and does not change its stationary distribution
+(Ma, Chen & Fox 2015).
 
-- Overdamped, :math:`dz = -(M^{-1} + Q) \nabla U\, dt + \sqrt{2 M^{-1}}\, dW`: the density is carried around along its
-  level sets. No direction is then slower than without Q (Lelièvre, Nier & Pavliotis 2013).
-- Underdamped, :math:`dp = \dots - Q M^{-1} p\, dt`: as in a magnetic field (Tripuraneni et al. 2017). Its flow turns
+- Overdamped, :math:`dz = -(M^{-1} + Q) \nabla U\, dt + \sqrt{2 M^{-1}}\, dW`: Q adds a flow along the level sets of the
+  density. Convergence is not slower than without Q (Lelièvre, Nier & Pavliotis 2013).
+- Underdamped, :math:`dp = \dots - Q M^{-1} p\, dt`: as in a magnetic field (Tripuraneni et al. 2017). Its flow rotates
   the momentum, :math:`p \leftarrow \exp(-h Q M^{-1})\, p`, and is exact for every h:
 
 .. math:: Q = -i\, W \Theta W^H, \qquad \exp(-h m Q) = W e^{i h m \Theta} W^H
 
-for :math:`M^{-1} = m`, with the eigenvectors W of the Hermitian matrix i Q, computed once.
+for :math:`M^{-1} = m`, where the columns of W are the eigenvectors of the Hermitian matrix i Q, which are computed
+once.
 """
 
 from collections.abc import Mapping
@@ -22,10 +24,10 @@ import numpy as np
 
 class Skew:
     """
-    Q over raveled z.
+    The matrix Q over raveled z.
 
     :param matrix: shape ``(d, d)``.
-    :raises ValueError: a matrix that is not square, finite and skew.
+    :raises ValueError: if it is not square, finite and skew-symmetric.
     """
 
     def __init__(self, matrix: Any):
@@ -33,11 +35,13 @@ class Skew:
         if Q.ndim != 2 or Q.shape[0] != Q.shape[1]:
             raise ValueError(f"skew= has shape {Q.shape}; it must be a matrix of shape (d, d) over the raveled z.")
         if not np.isfinite(Q).all():
-            raise ValueError("skew= holds a number that is not finite.")
+            raise ValueError("skew= must contain finite numbers.")
         apart = np.abs(Q + Q.T)
         i, j = np.unravel_index(apart.argmax(), Q.shape) if Q.size else (0, 0)
         if Q.size and apart[i, j] > 1e-6 * np.abs(Q).max():
-            raise ValueError(f"skew= is not skew: skew[{i}, {j}] = {Q[i, j]:g} and skew[{j}, {i}] = {Q[j, i]:g}.")
+            raise ValueError(
+                f"skew= is not skew-symmetric: skew[{i}, {j}] = {Q[i, j]:g}, but skew[{j}, {i}] = {Q[j, i]:g}."
+            )
         self.matrix = (Q - Q.T) / 2
         self._angles, self._vectors = np.linalg.eigh(1j * self.matrix)
 
@@ -55,13 +59,13 @@ class Skew:
 
     def check(self, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
         """
-        :raises ValueError: a matrix over another number of coordinates than the model has.
+        :raises ValueError: if the model has another number of coordinates.
         """
         d = sum(site.size for site in prototype.values())
         if len(self.matrix) != d:
             raise ValueError(
-                f"skew= has shape {self.matrix.shape}; the model has {d} coordinates, of {sorted(prototype)} in this "
-                f"order, so it must be of shape ({d}, {d})."
+                f"skew= has shape {self.matrix.shape}, but must have ({d}, {d}): the model has {d} coordinates, those "
+                f"of {sorted(prototype)} in this order."
             )
 
 
@@ -69,12 +73,17 @@ def checked_skew(matrix: Any, inverse_mass: Any, step_size: Any) -> Skew | None:
     """
     The ``skew`` argument of a kernel.
 
-    :raises ValueError: a matrix that is not skew, or one that stands beside arguments which it does not fit.
+    :raises ValueError: for a matrix that is not skew-symmetric, or other arguments that do not allow a ``skew``.
     """
     if matrix is None:
         return None
     if step_size is None:
-        raise ValueError("skew= is over z, and the warm-up finds other coordinates. Give a step_size, or no skew.")
+        raise ValueError(
+            "skew= is a matrix over z, but without a step_size the warm-up chooses other coordinates. Give a "
+            "step_size, or no skew."
+        )
     if isinstance(inverse_mass, Mapping):
-        raise ValueError("skew= turns a momentum of one mass: give inverse_mass_matrix as a number, or no skew.")
+        raise ValueError(
+            "skew= needs the same mass for all coordinates. Give inverse_mass_matrix as a number, or no skew."
+        )
     return Skew(matrix)

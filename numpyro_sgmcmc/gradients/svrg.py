@@ -20,8 +20,8 @@ class SVRG(Anchored):
     in total. Chains that run together (``chain_method="vectorized"`` or ``jax.vmap``) make the pass together.
 
     :param update_every: m, steps between two full passes. None: N/n, one epoch (of the plate with the most batches).
-    :param chunk_size: rows that a full pass sees at once. None: as many as take about 64 MB, 4096 at most.
-    :raises ValueError: ``update_every`` or ``chunk_size`` below 1; no minibatched plate.
+    :param chunk_size: rows per chunk of a full pass. None: as many as take about 64 MB, 4096 at most.
+    :raises ValueError: if ``update_every`` or ``chunk_size`` is below 1, or there is no minibatched plate.
 
     **References:**
 
@@ -50,8 +50,8 @@ class SVRG(Anchored):
         check_minibatched(self, potential.plates)
         if potential.draws_local_sites:
             raise ValueError(
-                "SVRG() keeps one draw of the local sites of all rows for an epoch, so that with local= its noise "
-                "would not be white. Use gradient=Minibatch()."
+                "SVRG() does not work with local=: it would keep one draw of the local sites of all rows for an epoch, "
+                "so its noise would not be white. Use gradient=Minibatch()."
             )
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:

@@ -12,7 +12,7 @@ from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows,
 class TemperedState(NamedTuple):
     """
     - **beta** - 1 / T, shape ``()``.
-    - **inner** - what the estimator of U remembers.
+    - **inner** - state of the estimator of U.
     """
 
     beta: jax.Array
@@ -22,8 +22,8 @@ class TemperedState(NamedTuple):
 @dataclass(frozen=True)
 class TemperedGradient(GradientEstimator):
     """
-    An estimator of U as one of U / T. The energy that it gives is still that of U. T is part of the state, 1 at the
-    start: whoever tempers the chain sets it.
+    Turns an estimator of the gradient of U into one of U / T. Its energy is still that of U. T is part of the state: 1
+    at the start, and set by :class:`~numpyro_sgmcmc.Tempered`.
 
     :param of: the estimator of U.
     """

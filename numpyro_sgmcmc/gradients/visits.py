@@ -1,6 +1,6 @@
 """
-Values of the local sites from visit to visit: a table with a place for each row of the data. A step reads the places of
-its rows, draws new values beginning there, and writes them back where it is accepted.
+A table of local values with an entry for each row of the data. A step reads the entries of its rows, draws new values
+by a chain that starts there, and writes them back if it is accepted.
 """
 
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from numpyro_sgmcmc.types import Potential, Rows, Sites
 from numpyro_sgmcmc.utils.in_place import read_at, set_at
 from numpyro_sgmcmc.utils.memory import announce
 
-SHARE = 0.25  # of the memory, which the tables of all chains may take
+SHARE = 0.25  # share of the memory that the tables of all chains may take
 
 
 class Visits(NamedTuple):
     """
-    - **values** - by local site, a row of the data along axis 0.
-    - **seen** - 1 where there are any.
+    - **values** - local site -> values, with rows of the data along axis 0.
+    - **seen** - 1 for each row that has values, otherwise 0.
     """
 
     values: Sites
@@ -26,7 +26,7 @@ class Visits(NamedTuple):
 
 
 class VisitUpdate(NamedTuple):
-    """What a step would write: the values of some rows."""
+    """The update by a step, if it is accepted: new values of some rows."""
 
     rows: jax.Array
     visits: Visits
@@ -34,20 +34,20 @@ class VisitUpdate(NamedTuple):
 
 def check_visits(potential: Potential, chains: int) -> None:
     """
-    Announce the table.
+    Checks that a table is possible, and logs its size.
 
-    :raises ValueError: several plates are minibatched; rows are spread over devices; it is too large.
+    :raises ValueError: if several plates are minibatched, rows are distributed over devices, or it is too large.
     """
     what = 'start="previous", which keeps the local values of each row,'
     if len(potential.plates) != 1:
         raise ValueError(
             f"{what} needs one minibatched plate, not {' and '.join(map(repr, potential.plates))}. Use start=None, or "
-            "leave all but one whole."
+            "minibatch only one plate."
         )
     if potential.devices > 1:
         raise ValueError(
-            f"{what} is not for rows that are spread over {potential.devices} devices, as its table would not be. Use "
-            "start=None, or a function."
+            f"{what} does not work with rows that are distributed over {potential.devices} devices, as its table is "
+            "not. Use start=None, or a function."
         )
     size = sum(
         leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(lambda: no_visits(potential)))
@@ -61,18 +61,18 @@ def check_visits(potential: Potential, chains: int) -> None:
 
 
 def no_visits(potential: Potential) -> Visits:
-    """The table before any row is seen."""
+    """The table before the first visit to a row."""
     (plate,) = potential.plates.values()
     values = {name: jnp.zeros((plate.size, *x.shape[1:]), x.dtype) for name, x in potential.local_values.items()}
     return Visits(values, jnp.zeros(plate.size, jnp.uint8))
 
 
 def read(visits: Visits, rows: Rows) -> Visits:
-    """The places of these rows."""
+    """The entries of these rows."""
     (of_plate,) = rows.values()
     return read_at(visits, of_plate)
 
 
 def write(visits: Visits, update: VisitUpdate, accepted: jax.Array) -> Visits:
-    """The table after a step; of a row that comes twice, one of the two."""
+    """The table after a step. If a row occurs twice, one of its two values is stored."""
     return jax.tree.map(lambda table, new: set_at(table, update.rows, new, accepted), visits, update.visits)

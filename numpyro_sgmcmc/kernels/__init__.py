@@ -1,1 +1,1 @@
-"""Named algorithms, one a file; the chain; the contract with ``numpyro.infer.MCMC``."""
+"""Named algorithms, one per file; the chain; the interface to ``numpyro.infer.MCMC``."""

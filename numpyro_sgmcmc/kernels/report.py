@@ -43,7 +43,7 @@ class Collected:
         return cls(jnp.stack([jnp.asarray(part, jnp.float32) for part in monitor], -1), chains, coordinates)
 
     def is_whole_run(self) -> bool:
-        """Whether the axes are chains and draws. During a run the first axis is draws, or there is no axis of chains."""
+        """Whether the axes are chains and draws. During a run draws are the first axis, or there is none of chains."""
         packed = self.packed
         if not isinstance(packed, (jax.Array, np.ndarray)) or isinstance(packed, Tracer) or packed.ndim != 3:
             return False

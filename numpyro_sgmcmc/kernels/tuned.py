@@ -1,4 +1,4 @@
-"""How the numbers that a warm-up finds enter the states of chains: one :class:`Tuning` for all chains of a state."""
+"""Puts the settings found by the warm-up into the states of chains: one ``Tuning`` for all chains of a state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from numpyro_sgmcmc.tuning.tuner import Tuner
 
 
 def axes_of_chains(chain: Chain) -> Any:
-    """The axis of chains in each field of a state of several; None where they share what it holds."""
+    """The axis of chains in each field of a state of several chains; None if they share the field."""
     axes: dict[str, Any] = dict.fromkeys(SGMCMCState._fields, 0)
     if chain.tuned:
         axes["tuning"] = None
@@ -27,10 +27,10 @@ def with_tuning(
     chain: Chain, tuner: Tuner, potential: ModelPotential, state: SGMCMCState, chains: int | None, num_warmup: int
 ) -> SGMCMCState:
     """
-    A fresh state, ready for its first transition to find the numbers.
+    A new state, whose settings are chosen by its first transition.
 
-    :param chains: how many, or None for a single one without an axis.
-    :param int num_warmup: transitions.
+    :param chains: number of chains, or None for a single chain without an axis.
+    :param int num_warmup: transitions of the warm-up.
     """
     state = state._replace(tuning=tuner.start(potential, chains or 1, num_warmup))
     if not chain.gradient.shared:
@@ -41,9 +41,9 @@ def with_tuning(
 
 def tuned(tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gradient: Callable | None) -> SGMCMCState:
     """
-    The state in which a transition starts, with what the warm-up has found by now.
+    The state at the start of a transition, with the settings that the warm-up has found so far.
 
-    :param first_gradient: (state, key) -> the gradient with which a word begins that carries one; None for others.
+    :param first_gradient: (state, key) -> the first gradient, for words that carry one; None for other words.
     """
     batched = jnp.ndim(state.i) == 1
     with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731

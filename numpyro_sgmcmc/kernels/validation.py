@@ -97,8 +97,7 @@ def checked_found(dense_mass: Any, settings: Any, step_size: Any) -> tuple[Any, 
         tuples = isinstance(dense_mass, (list, tuple)) and all(isinstance(block, (tuple, list)) for block in dense_mass)
         if not tuples or not all(isinstance(name, str) for block in dense_mass for name in block):
             raise ValueError(
-                f"dense_mass={dense_mass!r} must be True, False or a list of tuples of sites, for example "
-                "[('a', 'b')]."
+                f"dense_mass={dense_mass!r} must be True, False or a list of tuples of sites, for example [('a', 'b')]."
             )
         dense_mass = tuple(map(tuple, dense_mass))
     if settings is None:

@@ -1,1 +1,1 @@
-"""What a NumPyro model is to a sampler: its structure, its potential, its latent variables (those of a row too)."""
+"""From a NumPyro model to a potential: the model's structure, its potential, its global and local latent variables."""

@@ -1,4 +1,4 @@
-"""Functions of a potential as compiled programs, for what is computed outside of a transition."""
+"""Functions of a potential as compiled programs, for computations outside of a transition."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,10 +24,10 @@ def compiled(
     """
     ``fn(potential, *rest)`` as a compiled function of ``rest``.
 
-    The data are arguments of what is compiled, for a closure would make constants, copies, of them. NumPy arrays are
-    copied to the device once, for all calls. What is compiled lives as long as the function that is returned. It is not
-    kept for later runs: nothing that JAX says of a program tells for certain which arrays a model closes over. JAX's
-    persistent compilation cache saves that time safely.
+    The data are arguments of the compiled program, because a closure would copy them as constants. NumPy arrays are
+    copied to the device once, for all calls. The program exists as long as the returned function. It is not kept for
+    later runs, because one cannot find out reliably which arrays a model closes over. JAX's persistent compilation
+    cache can save this time.
     """
 
     def on_potential(args, kwargs, *rest):
@@ -37,7 +37,7 @@ def compiled(
 
 
 def on_data(fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable:
-    """``fn(args, kwargs, *rest)`` as a compiled function of ``rest``, likewise."""
+    """``fn(args, kwargs, *rest)`` as a compiled function of ``rest``, as in :func:`compiled`."""
     model_args, model_kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
     arrays, rebuild = trees.arrays_apart((model_args, model_kwargs))
     arrays = [x.on_device() if isinstance(x, Indexable) else x for x in arrays]
@@ -60,7 +60,7 @@ def on_data(fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | N
             try:
                 return program(*rest)
             except (jax.errors.JAXTypeError, NeedsValues):
-                program = on_constants  # a model that asks for values, int(y.max()), gets them
+                program = on_constants  # for a model that needs values, such as int(y.max())
         return program(*rest)
 
     return run

@@ -1,4 +1,4 @@
-"""A cheap number that tells data sets apart, so that a chain that is resumed with other data can say so."""
+"""A cheap checksum that distinguishes data sets, so that a chain that is resumed with other data can be detected."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,21 +11,21 @@ import numpy as np
 
 from numpyro_sgmcmc.model.row_array import RowArray
 
-ROWS = 16  # looked at in each array, spread evenly
+ROWS = 16  # number of evenly spaced rows of each array that are used
 
 
 def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> int:
     """
     A checksum of the shapes, dtypes and some rows of the arrays among a model's arguments, and of its plain numbers and
-    strings. Costs O(1) in the number of rows.
+    strings. The cost does not depend on the number of rows.
 
-    :return: 31 bits; 0 where an argument is traced, so that its values are not known.
+    :return: 31 bits; 0 if an argument is traced, so that its values are not known.
     """
     leaves = jax.tree.leaves((model_args, dict(model_kwargs or {})))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return 0
     with jax.ensure_compile_time_eval():
-        parts = sorted(map(_bytes, leaves))  # in any order: an argument may be given by position or by name
+        parts = sorted(map(_bytes, leaves))  # sorted, because an argument may be given by position or by name
     return zlib.crc32(b"".join(parts)) & 0x7FFFFFFF or 1
 
 
@@ -38,7 +38,7 @@ def _bytes(leaf: Any) -> bytes:
         return b""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
         return f"{leaf.shape}{leaf.dtype}".encode()
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # on the device and off it the same data
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # so that the same data agree on the device and off it
     shape = leaf.shape
     if shape and shape[0]:
         leaf = leaf[np.unique(np.linspace(0, shape[0] - 1, ROWS).astype(int))]

@@ -1,1 +1,1 @@
-"""Which rows of the data a step sees, and where they are read from."""
+"""Schemes that choose the rows of the data for each step."""

@@ -1,4 +1,4 @@
-"""Consecutive shares of the rows, one for each device: the first N mod D of them have one row more than the others."""
+"""Consecutive shares of the rows, one for each device: the first N mod D shares have one row more than the others."""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +8,8 @@ import numpy as np
 
 class Shares(NamedTuple):
     """
-    - **size** - N, rows of all devices.
-    - **devices** - D.
+    - **size** - N, the number of all rows.
+    - **devices** - D, the number of devices.
     """
 
     size: int
@@ -17,7 +17,7 @@ class Shares(NamedTuple):
 
     @property
     def numbers(self) -> np.ndarray:
-        """Rows of each device."""
+        """The number of rows of each device."""
         least, more = divmod(self.size, self.devices)
         return np.where(np.arange(self.devices) < more, least + 1, least).astype(np.int32)
 
@@ -28,7 +28,7 @@ class Shares(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Rows of the device that has most of them."""
+        """The largest number of rows of a device."""
         return -(-self.size // self.devices)
 
     @property
@@ -36,20 +36,20 @@ class Shares(NamedTuple):
         return self.size % self.devices == 0
 
     def rows(self, places: Any) -> Any:
-        """Row numbers of these places in every share, shape ``(D, ...)``. A share that is too short repeats its end."""
+        """Row numbers at these places of every share, shape ``(D, ...)``. Shorter shares repeat their last row."""
         column = (slice(None), *(None,) * jnp.ndim(places))
         return self.first[column] + jnp.minimum(places, self.numbers[column] - 1)
 
     def locate(self, rows: Any) -> Any:
-        """Where these rows are when all shares are filled up to the length of the longest."""
+        """The positions of these rows if all shares are padded to the length of the longest."""
         least, more = divmod(self.size, self.devices)
         device = jnp.where(rows < more * (least + 1), rows // (least + 1), (rows - more) // max(least, 1))
         return device * self.longest + rows - jnp.asarray(self.first)[device]
 
     def weights(self, batch_size: int) -> np.ndarray | None:
         """
-        :math:`w_k = D N_k / N` for each row of a batch that has as many rows of every device, so that the estimate
-        scaled by :math:`N / n` is unbiased; None where all are 1.
+        The weight :math:`w_k = D N_k / N` of each row of a batch with the same number of rows from every device, which
+        makes the estimate scaled by :math:`N / n` unbiased; None if all are 1.
         """
         if self.equal:
             return None

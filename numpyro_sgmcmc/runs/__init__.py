@@ -1,1 +1,1 @@
-"""Runs that outlive a process: segments of a run, and their place on disk."""
+"""Runs that can be continued after their process has ended: segments of a run, and their storage on disk."""

@@ -14,8 +14,8 @@ import numpy as np
 
 class Averages(NamedTuple):
     """
-    - **count** - draws of each chain.
-    - **mean**, **variance** - of what the function gives, with an axis of chains in front.
+    - **count** - number of draws of each chain.
+    - **mean**, **variance** - mean and variance of the function's values, with chains along the first axis.
     """
 
     count: int
@@ -25,7 +25,7 @@ class Averages(NamedTuple):
     @classmethod
     def of(cls, moments: "Moments", chains: int) -> "Averages":
         """
-        :param moments: with an axis of chains in front where there are several.
+        :param moments: moments, with chains along the first axis if there are several.
         """
         count = int(np.ravel(moments.count)[0])
         front = (lambda x: np.asarray(x)) if chains > 1 else (lambda x: np.asarray(x)[None])
@@ -45,13 +45,15 @@ class Moments(NamedTuple):
 
     @classmethod
     def of_none(cls, like: Any) -> "Moments":
-        """Before the first draw, for values of these shapes."""
+        """The moments before the first draw, for values of these shapes."""
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.result_type(x.dtype, jnp.float32)), like)
         return cls(jnp.int32(0), zeros, zeros)
 
     def after(self, values: Any, counts: jax.Array) -> "Moments":
         """
-        :param values: of one more draw.
+        The moments after another draw.
+
+        :param values: values of the draw.
         :param counts: whether it counts, a boolean.
         """
         count = self.count + counts

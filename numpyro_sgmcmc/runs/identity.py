@@ -1,8 +1,9 @@
 """
-What must be the same for a run to go on: numbers that tell models, kernels, data and versions apart.
+Identifies a run: numbers that distinguish models, kernels, data and versions, and that must be the same for a run to be
+continued.
 
-A function is told by what it computes: a checksum of the operations of its trace, with their shapes, their plain
-parameters, and the constants. It is the same in every process, where the text of a trace holds addresses.
+A function is identified by its computation: a checksum of the operations of its trace, with their shapes, plain
+parameters, and constants. Unlike the text of a trace, which contains addresses, it is the same in every process.
 """
 
 from importlib.metadata import version
@@ -22,7 +23,7 @@ PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)
 
 
 def versions() -> dict[str, str]:
-    """Of whatever may change the numbers of a run."""
+    """Versions of all packages that may change the numbers of a run."""
     python = ".".join(map(str, sys.version_info[:2]))
     return {
         "numpyro_sgmcmc": version("numpyro_sgmcmc"),
@@ -33,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 def checksum(fn: Any, *args: Any) -> int:
-    """Of what ``fn`` computes of arguments of these shapes."""
+    """A checksum of the computation of ``fn`` for arguments of these shapes."""
     closed = jax.make_jaxpr(fn)(*args)
     words: list[str] = []
     _tell(closed, words)
@@ -71,7 +72,7 @@ def _is_number(x: Any) -> bool:
 
 def check_same(was: dict[str, Any], now: dict[str, Any], folder: Any) -> None:
     """
-    :raises ValueError: the run of this folder is another one, with the name of the first thing that differs.
+    :raises ValueError: if the folder has another run; the message names the first difference.
     """
     for name, value in now.items():
         if was.get(name) != value:
@@ -81,8 +82,8 @@ def check_same(was: dict[str, Any], now: dict[str, Any], folder: Any) -> None:
                 else f"is {value!r}, not {was.get(name)!r}"
             )
             raise ValueError(
-                f"{name}: {what} of the run in {folder}, so its draws would not be those of one run. Go on with what "
-                "it was started with, or give another folder."
+                f"{name}: {what} of the run in {folder}, so the draws would not be those of one run. Continue with the "
+                f"{name} of that run, or give another folder."
             )
 
 

@@ -1,1 +1,1 @@
-"""Where chains start, how long their steps are, and what is found in the warm-up."""
+"""Starts of chains, step sizes, and the settings that the warm-up chooses."""

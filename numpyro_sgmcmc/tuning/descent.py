@@ -13,7 +13,7 @@ from numpyro_sgmcmc.utils import trees
 
 
 def falling_adam(first: Any, last: float, steps: int) -> Adam:
-    """Adam whose step size falls geometrically from ``first`` to ``last`` in so many steps."""
+    """Adam with a step size that decreases geometrically from ``first`` to ``last`` in ``steps`` steps."""
     return Adam(lambda k: first * (last / first) ** (k / steps))
 
 
@@ -28,11 +28,11 @@ def minimise(
     key_loss: jax.Array,
 ) -> Any:
     """
-    Steps of an optimizer on ``loss(params, rows, rng_key)``. A step that leaves the finite numbers is not taken.
+    Makes steps of an optimizer on ``loss(params, rows, rng_key)``. Steps that end in non-finite values are skipped.
 
-    :param state: of the optimizer.
-    :param steps: number of the first step and of the one after the last. Step k sees batch k.
-    :return: the state after them.
+    :param state: state of the optimizer.
+    :param steps: number of the first step, and number of the last step plus 1. Step k uses batch k.
+    :return: the state after the last step.
     """
 
     def body(k, state):

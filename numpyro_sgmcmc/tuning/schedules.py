@@ -270,9 +270,7 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
                 "jax.numpy: `jnp.where(i < 100, 1e-2, 1e-3)` instead of `if`, or use Piecewise."
             ) from error
         except Exception as error:
-            raise TypeError(
-                f"step_size={step_size!r} must return h for a step index, but it fails: {error}"
-            ) from error
+            raise TypeError(f"step_size={step_size!r} must return h for a step index, but it fails: {error}") from error
         if h.size != 1:
             raise ValueError(f"step_size={step_size!r} returns shape {h.shape}; it must return one number.")
         return step_size

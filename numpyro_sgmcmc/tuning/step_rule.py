@@ -1,13 +1,13 @@
 r"""
-The step size that the noise of the gradient allows.
+The largest step size for a given gradient noise.
 
-In coordinates where the posterior is round and of unit width, a step h is as large as the word and the noise, of
-variance :math:`s^2`, allow:
+In coordinates where the posterior has unit covariance, h is as large as the word and the noise of variance :math:`s^2`
+allow:
 
 .. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 0.5, \qquad
     \text{inflation}(h, s^2) \le 0.02,
 
-the last of which holds for the words that take no noise out of what they inject.
+where the last condition matters for words that do not subtract the gradient noise from the injected noise.
 """
 
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.types import Dynamics, Phase, Thermostatted
 
-INFLATION = 0.02  # of the variance, by the noise of the gradient
-FORGOTTEN = 0.04  # h^2 s^2 / 4, at most
-HEAT = 0.5  # h s^2 / 2, at most: the temperature that the noise would add, which is known to a tenth of it
+INFLATION = 0.02  # maximal inflation of the variance by gradient noise
+FORGOTTEN = 0.04  # maximal h^2 s^2 / 4
+HEAT = 0.5  # maximal h s^2 / 2: the temperature that the noise would add, which is known to a tenth
 
 
 @dataclass(frozen=True)
 class StepRule:
     """
-    :param dynamics: of the kernel.
-    :param needs_variance: whether its word is to be told the variance of the gradient's noise.
+    :param dynamics: dynamics of the kernel.
+    :param needs_variance: whether its word needs the variance of the gradient noise.
     """
 
     dynamics: Dynamics
     needs_variance: bool
 
     def phase(self, x: jax.Array, momentum: jax.Array, h: jax.Array, variance: jax.Array) -> Phase:
-        """Where a chain begins that knows the variance of its gradient's noise."""
+        """The initial phase of a chain whose gradient noise has this variance."""
         phase = self.dynamics.init(x, momentum)
         if isinstance(self.dynamics, Thermostatted):
             phase = self.dynamics.balanced(phase, h, variance)
@@ -46,8 +46,8 @@ class StepRule:
 
     def step_size(self, variance: jax.Array, largest: jax.Array) -> jax.Array:
         """
-        The largest of a falling row of steps, the first of which is ``largest``, that the noise allows; the smallest of
-        them where it allows none.
+        The largest allowed step size in a decreasing sequence that starts with ``largest``; the smallest one if none is
+        allowed.
         """
         steps = largest * 2.0 ** (-jnp.arange(64, dtype=variance.dtype) / 4)
 

@@ -1,9 +1,9 @@
 r"""
-The normal law :math:`N(c, L L^T)` of many coordinates, without a matrix of d x d numbers.
+The normal approximation :math:`N(c, L L^T)` for many coordinates, without a matrix of d x d numbers.
 
-The mean-field law (:mod:`~numpyro_sgmcmc.tuning.start`) gives c and the widths w. With :math:`W = \mathrm{diag}(w)` and
-the Hessian H at c, the matrix :math:`A = W H W` has a diagonal near 1, and what the widths have not taken up shows in
-its outermost eigenvalues:
+The mean-field normal (:mod:`~numpyro_sgmcmc.tuning.start`) gives c and the widths w. With :math:`W = \mathrm{diag}(w)`
+and the Hessian H at c, the matrix :math:`A = W H W` has a diagonal near 1. Its extreme eigenvalues are the remaining
+differences of scale, which the widths cannot describe:
 
 .. math:: A v_i = \lambda_i v_i, \qquad
     L = W \bigl(I + V\, \mathrm{diag}(\lambda_i^{-1/2} - 1)\, V^T\bigr).
@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.model.coordinates import LowRank
 from numpyro_sgmcmc.utils import noise
 
-VECTORS = 8  # at each end of the spectrum
+VECTORS = 8  # eigenvectors at each end of the spectrum
 ITERATIONS = 20
-ROUND = 1.6  # eigenvalues within this factor of 1 are left alone
-FARTHEST = 100.0  # from 1, that an eigenvalue is taken for at most
+ROUND = 1.6  # eigenvalues within this factor of 1 are not corrected
+FARTHEST = 100.0  # small eigenvalues are clipped at 1 / FARTHEST
 
 
 def wide_law(
@@ -40,8 +40,8 @@ def wide_law(
     :param energy: number of a part of the rows -> (raveled z -> estimate of U from that part).
     :param center: c.
     :param width: w.
-    :param int parts: of the rows, that H is that of.
-    :param low_rank: whether to stretch along eigenvectors; False leaves L diagonal.
+    :param int parts: number of parts of the rows from which H is estimated.
+    :param low_rank: whether to rescale along eigenvectors; False: L is diagonal.
     :return: coordinates, and a bound on the largest curvature in x.
     """
     d = center.size
@@ -65,7 +65,7 @@ def wide_law(
         return LowRank(center, width, stiff[:, :0], largest[:0]), remaining
 
     def softness(vectors):
-        """What is left of A is taken from a bound on it, so that its smallest eigenvalues become the largest."""
+        """A bound minus the rest of A, times some columns: so the smallest eigenvalues of A become the largest."""
         around = lambda a: law.stretched(a, law.factors)  # noqa: E731
         return 1.1 * remaining * vectors - around(curvature(around(vectors)))
 

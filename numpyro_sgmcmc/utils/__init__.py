@@ -1,1 +1,1 @@
-"""Random numbers, pytrees, validation of arguments, what JAX and NumPyro need."""
+"""Random numbers, pytrees, validation of arguments, helpers for JAX and NumPyro."""

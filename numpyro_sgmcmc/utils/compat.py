@@ -66,7 +66,7 @@ def jit_is_disabled() -> bool:
 
 
 def closed_over_arrays_are_constants() -> bool:
-    """Whether arrays that a program closes over are its constants: ``JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS`` is not set."""
+    """Whether a program has the arrays that it closes over as constants: no ``JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS``."""
     return not getattr(jax.config, "jax_use_simplified_jaxpr_constants")  # noqa: B009, unknown to the type checker
 
 

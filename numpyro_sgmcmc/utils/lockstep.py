@@ -1,6 +1,6 @@
 """
-A ``cond`` that stays one under ``vmap``. Under a map over chains the predicate of ``lax.cond`` gets an axis and both
-branches are computed at every step; chains that run in step all ask the same question, so it can be asked once.
+A ``cond`` that remains one under ``vmap``. Under a map over chains the predicate of ``lax.cond`` gets an axis, and both
+branches are computed at every step. But for chains that run in lockstep the predicate is the same, so one is enough.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from numpyro_sgmcmc.utils import trees
 
 def when_any(due: jax.Array, fn: Callable[[Any], Any], operand: Any, otherwise: Any) -> Any:
     """
-    ``fn(operand)`` where ``due``, else ``otherwise``. Mapped over chains: for all of them if one of them is due.
+    ``fn(operand)`` if ``due``, else ``otherwise``. Mapped over chains: for all of them if one of them is due.
 
     :param due: shape ``()``.
-    :param fn: may close over arrays, the data for one.
+    :param fn: a function that may close over arrays, for example the data.
     """
-    # what it closes over becomes an argument: the rule below must be told whether it is mapped
+    # the arrays that it closes over become arguments, because the rule below needs to know whether they are mapped
     closed = jax.make_jaxpr(fn)(operand)
     treedef = jax.tree.structure(otherwise)
 

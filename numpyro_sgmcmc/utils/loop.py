@@ -1,10 +1,9 @@
 """
 The loop over the steps of a transition.
 
-On a CPU, jax 0.12 makes a single kernel, on a single core, of a loop that calls no library. Steps on small arrays take
-a third of the time that way, but large ones could have used the other cores, and XLA knows no size beyond which it
-leaves a loop as it is. So there a loop over large steps gets a call: it sorts its counter. docs/measurements.md has
-the times.
+On a CPU, jax 0.12 compiles a loop without library calls to a single kernel, which runs on a single core. Steps on small
+arrays then take a third of the time, but steps on large arrays do not use the other cores, and XLA has no limit on the
+size. So a loop over large steps gets a library call: it sorts its counter. docs/measurements.md has the times.
 """
 
 from collections.abc import Callable
@@ -19,17 +18,17 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.utils import compat
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
-LARGE = 2**14  # numbers in the largest array of a step, where a call begins to pay: docs/measurements.md
+LARGE = 2**14  # numbers in the largest array of a step from which a call is faster: docs/measurements.md
 # Operations whose arrays may be larger than what a step computes
 BRANCHES = ("cond", "while", "scan", "custom_vmap_call")
-IN_PLACE = ("scatter", "dynamic_update_slice")  # a table costs what is written of it
-MASKS = ("select", "broadcast", "stop_gradient")  # by a map over chains: of an array and itself
+IN_PLACE = ("scatter", "dynamic_update_slice")  # only a part of a table is written
+MASKS = ("select", "broadcast", "stop_gradient")  # made by a map over chains, from an array and itself
 PASSED_OVER = BRANCHES + IN_PLACE + MASKS
 
 
 def repeat(step: Callable[[Any], Any], state: Any, times: Any) -> Any:
     """``step(step(... step(state)))``, ``times`` times, with ``step`` traced once."""
-    # a model can be debugged where nothing is traced
+    # without tracing, a model can be debugged
     if compat.jit_is_disabled() or (isinstance(times, int) and times == 1):
         for _ in range(times):
             state = step(state)
@@ -46,22 +45,22 @@ def repeat(step: Callable[[Any], Any], state: Any, times: Any) -> Any:
 
 
 def one_kernel_on_one_core() -> bool:
-    """Whether XLA makes a single kernel of a loop."""
+    """Whether XLA compiles a loop to a single kernel."""
     return jax.default_backend() == "cpu" and jax.__version_info__ >= (0, 12)
 
 
 def _repeat_with_a_call(step: Callable[[Any], Any], state: Any, times: int) -> Any:
-    """The counter is two equal numbers, sorted at every step: the cheapest of the operations that are calls."""
+    """The counter consists of two equal numbers, sorted at every step: the cheapest operation that is a call."""
     body = lambda carry: (lax.sort(carry[0] + 1), step(carry[1]))  # noqa: E731
     return lax.while_loop(lambda carry: carry[0][0] < times, body, (jnp.zeros(2, jnp.int32), state))[1]
 
 
 def widest(jaxpr: Jaxpr) -> int:
-    """Numbers in the largest array that depends on the arguments, but for what is ``PASSED_OVER``."""
+    """Numbers in the largest array that depends on the arguments, without the operations in ``PASSED_OVER``."""
     depending, numbers = set(jaxpr.invars), 0
     for eqn in jaxpr.eqns:
         if not any(v in depending for v in eqn.invars if not isinstance(v, Literal)):
-            continue  # the same at every step, so XLA computes it once
+            continue  # it is the same at every step, so XLA computes it once
         depending.update(eqn.outvars)
         if eqn.primitive.name.startswith(PASSED_OVER):
             continue

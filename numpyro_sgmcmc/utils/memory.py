@@ -1,4 +1,4 @@
-"""How much memory there is, and how much a computation takes."""
+"""The available memory, and the memory that a computation needs."""
 
 import logging
 import math
@@ -14,43 +14,43 @@ logger = logging.getLogger("numpyro_sgmcmc")
 
 
 def limit() -> int | None:
-    """Bytes of memory on the default device; None where nobody says."""
+    """Bytes of memory on the default device; None if they are not known."""
     stats = jax.devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
     try:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):
-        return None  # no POSIX
+        return None  # not POSIX
     try:
-        with open("/sys/fs/cgroup/memory.max") as file:  # of a container
+        with open("/sys/fs/cgroup/memory.max") as file:  # the limit of a container
             limits.append(int(file.read()))
     except (OSError, ValueError):
-        pass  # no container, or "max"
+        pass  # not in a container, or "max"
     return min(limits)
 
 
 def announce(what: str, size: int, share: float, alternatives: str) -> None:
     """
-    Log what is about to be taken.
+    Logs the memory that is about to be allocated.
 
     :param int size: bytes.
-    :param float share: of all memory, at most this.
-    :raises ValueError: it would be more.
+    :param float share: maximal share of all memory.
+    :raises ValueError: if it is more than this share.
     """
     available = limit()
     if available is not None and size > share * available:
         raise ValueError(
-            f"{what} would take {size} bytes ({size / 1e9:.3g} GB), more than memory={share} of the {available} bytes "
-            f"there are. {alternatives}"
+            f"{what} would take {size} bytes ({size / 1e9:.3g} GB), more than the share memory={share} of {available} "
+            f"bytes. {alternatives}"
         )
     logger.info("%s takes %d bytes.", what, size)
 
 
 def peak(jaxpr: Jaxpr) -> int:
     """
-    Bytes of the values that are alive at once, at most, while the equations run one by one. The arguments are not
-    counted. An estimate from above: XLA fuses equations, and what it fuses needs no memory.
+    The maximal number of bytes of values that are alive at the same time, if the equations run one by one. The
+    arguments are not counted. This is an upper bound, because XLA fuses equations, and fused values need no memory.
     """
     last_use = {v: k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
     last_use |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
@@ -69,7 +69,7 @@ def _bytes(aval: Any) -> int:
 
 
 def _bodies(eqn: Any) -> list[Jaxpr]:
-    """The programs that an equation runs: those of calls, loops and branches."""
+    """The programs inside an equation: those of calls, loops and branches."""
     values = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda value: isinstance(value, (ClosedJaxpr, Jaxpr)))
     bodies = [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values]
     return [body for body in bodies if isinstance(body, Jaxpr)]

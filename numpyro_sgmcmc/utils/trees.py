@@ -32,23 +32,23 @@ def where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def like(value: Any, tree: Any) -> Any:
-    """``value`` for every leaf: a scalar is repeated, a dict like ``tree`` is taken as it is."""
+    """``value`` for every leaf: a scalar is repeated, a dict like ``tree`` is returned unchanged."""
     if isinstance(value, dict):
         return value
     return jax.tree.map(lambda _: value, tree)
 
 
 def mapped(axis_size: int, in_batched: Any, tree: Any) -> Any:
-    """What a rule for vmap is handed, with the mapped axis in front also where a leaf is not mapped."""
+    """The arguments of a rule for vmap, where leaves that are not mapped also get the mapped axis in front."""
     return jax.tree.map(
         lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))), tree, in_batched
     )
 
 
 def arrays_apart(tree: Any) -> tuple[list[Any], Callable]:
-    """The array leaves, to be handed to a compiled function as arguments, and the way back to the whole."""
+    """The array leaves, as arguments of a compiled function, and a function that rebuilds the tree from them."""
     leaves, treedef = jax.tree.flatten(tree)
-    # strings and dates stay what they are
+    # strings and dates are not arguments
     numbers = lambda leaf: isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"  # noqa: E731
     is_array = [isinstance(leaf, jax.Array) or numbers(leaf) for leaf in leaves]
 
