@@ -221,7 +221,7 @@ def test_what_it_refuses():
     assert SGBarker(gaussian(), step_size=0.1).rows == WithoutReplacement()
     with pytest.raises(ValueError, match=r"rows=Reshuffled\(.*use rows=WithoutReplacement\(\)"):
         SGBarker(gaussian(), step_size=0.1, rows=Reshuffled())
-    with pytest.raises(ValueError, match="step_size= is missing: give half the square of a jump"):
+    with pytest.raises(ValueError, match="step_size= is missing. Give half the square of a jump"):
         SGBarker(gaussian())
-    with pytest.raises(ValueError, match=r"inverse_mass_matrix\['z'\] must hold positive"):
+    with pytest.raises(ValueError, match=r"inverse_mass_matrix\['z'\] must contain positive"):
         SGBarker(gaussian(), step_size=0.1, inverse_mass_matrix={"z": [1.0, -1.0]})

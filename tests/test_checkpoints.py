@@ -239,7 +239,7 @@ def test_arrays_that_grow(shape, dtype, tmp_path, monkeypatch):
     array = zarr_arrays.GrowingArray(tmp_path / "x", shape, dtype)
     array.check(9)
     if math.prod(shape):
-        with pytest.raises(ValueError, match="x has less than its 13 draws"):
+        with pytest.raises(ValueError, match="x has fewer than its 13 draws"):
             array.check(13)
     array.open(9)
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "x", mode="r")[:], values[:9])
@@ -265,7 +265,7 @@ def test_missing_draws_take_the_run_back(tmp_path):
     stopped(tmp_path, 20)
     path = tmp_path / "draws/posterior/mu/c/0/0"
     os.truncate(path, 11 * 4 - 1)
-    with pytest.warns(UserWarning, match="mu has less than its 11 draws"):
+    with pytest.warns(UserWarning, match="mu has fewer than its 11 draws"):
         assert_same(checkpointed(tmp_path), whole())
 
 
@@ -330,7 +330,7 @@ def test_another_version_is_refused_by_name(begun, monkeypatch):
     "options, error, message",
     [
         ({"every": 0}, ValueError, "every=0 must be at least 1"),
-        ({"every": 0.5}, TypeError, "every=0.5 must be a whole number"),
+        ({"every": 0.5}, TypeError, "every=0.5 must be an integer"),
         ({"every": timedelta()}, ValueError, "every=0:00:00 must be above 0"),
         ({"every": 1, "hook": 3}, TypeError, "hook=3 must be a function"),
     ],

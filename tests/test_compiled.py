@@ -58,7 +58,7 @@ def test_models_that_differ_in_closed_over_data_alone_where_constants_are_argume
     in_a_fresh_process(program, JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1")
 
 
-@pytest.mark.filterwarnings("ignore:find_mode has not arrived")
+@pytest.mark.filterwarnings("ignore:find_mode has not converged")
 @pytest.mark.slow
 def test_a_search_is_traced_once_for_all_its_segments():
     traces = []

@@ -160,23 +160,23 @@ def start(model, data=Y, init_params=None, kernel=SGLD, **kwargs):
         (good, {"N": 20}, "batch_size=20 for plate 'N' of 12 rows: a minibatch must be smaller"),
         (unindexed, 4, "plate 'N' is cut to 4 rows.*must be indexed"),
         (unindexed, 1, "site 'y' in plate 'N'.*not indexed by the plate"),
-        (local_latent, 4, "latent site 'b' stands inside the minibatched plate 'N'"),
-        (local_latent, {"N": 4}, "latent site 'b' stands inside the minibatched plate 'N'"),
-        (masked_latent, 4, "latent site 'y_unobserved' stands inside the minibatched plate 'N'"),
+        (local_latent, 4, "latent site 'b' is inside the minibatched plate 'N'"),
+        (local_latent, {"N": 4}, "latent site 'b' is inside the minibatched plate 'N'"),
+        (masked_latent, 4, "latent site 'y_unobserved' is inside the minibatched plate 'N'"),
         (discrete_latent, 4, "latent site 'k' is discrete"),
         (delta_latent, 4, "latent site 'k' has a Delta distribution"),
         (without_a_plate, 4, "batch_size=4, but the model has no plate"),
         (without_a_plate, {"N": 4}, "names the plate 'N', but the model has no plate"),
         (without_a_latent, 4, "no latent sample site"),
-        (two_plates, 4, "could mean any of the plates 'a', 'b'.*batch_size={'a': 4}"),
-        (summed_outside, 4, "means the one plate that holds observed sites, but of the plates 'N'"),
-        (summed_outside, {"N": 4}, "site 'fit' depends on the rows of the minibatched plate 'N' but stands outside"),
-        (summed_inside, 4, "factor 'fit' in plate 'N' is one number made from the whole minibatch"),
-        (plate_in_scan, 2, "plate 'N' stands inside `scan`"),
-        (plate_in_scan, {"N": 2}, "plate 'N' stands inside `scan`"),
-        (declared_in_scan, None, "plate 'N' stands inside `scan`"),
+        (two_plates, 4, "is ambiguous: the plates 'a', 'b'.*batch_size={'a': 4}"),
+        (summed_outside, 4, "needs a plate with observed sites, but none of the plates 'N'"),
+        (summed_outside, {"N": 4}, "site 'fit' depends on the rows of the minibatched plate 'N' but is outside"),
+        (summed_inside, 4, "factor 'fit' in plate 'N' is one number for the whole minibatch"),
+        (plate_in_scan, 2, "plate 'N' is inside `scan`"),
+        (plate_in_scan, {"N": 2}, "plate 'N' is inside `scan`"),
+        (declared_in_scan, None, "plate 'N' is inside `scan`"),
         (batch_norm, 4, "mutable site 'running'"),
-        (the_first_rows, 4, "observed site 'y' stands in plate 'N' but is the same for every row"),
+        (the_first_rows, 4, "observed site 'y' is in plate 'N' but is the same for every row"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value))[:20],
 )
@@ -217,7 +217,7 @@ def test_a_failure_between_sites_names_none():
 
 
 def test_a_column_beside_a_vector_is_refused():
-    with pytest.raises(ValueError, match=r"site 'y'.*shape \(4, 4\): dimension -2 has 4 elements too.*\(N, 1\)"):
+    with pytest.raises(ValueError, match=r"site 'y'.*shape \(4, 4\): dimension -2 also has 4 elements.*\(N, 1\)"):
         start(good, data=Y[:, None])
     start(two_axes, data=np.tile(Y[:, None], (1, 3)))  # an axis of another size, as NumPyro allows
 
@@ -254,7 +254,7 @@ def test_a_minibatch_of_no_rows(n):
 
 @pytest.mark.parametrize("n", [2.5, 4.0, True, "all", {"N": 2.0}])
 def test_a_minibatch_that_is_no_number_of_rows(n):
-    with pytest.raises(TypeError, match="give a whole number of rows"):
+    with pytest.raises(TypeError, match="must be an integer number of rows"):
         SGLD(good, step_size=0.1, batch_size=n)
 
 
@@ -292,21 +292,25 @@ def test_zero_friction_and_diffusion_are_legal():
     "kwargs, error, message",
     [
         ({"steps_per_sample": 0}, ValueError, "steps_per_sample=0 must be at least 1"),
-        ({"steps_per_sample": 1.5}, TypeError, "steps_per_sample=1.5 must be a whole number"),
-        ({"gradient": Minibatch}, TypeError, "gradient=.*not an instance"),
-        ({"rows": "reshuffled"}, TypeError, "rows='reshuffled' is not an instance"),
+        ({"steps_per_sample": 1.5}, TypeError, "steps_per_sample=1.5 must be an integer"),
+        ({"gradient": Minibatch}, TypeError, "gradient=.*must be an instance"),
+        ({"rows": "reshuffled"}, TypeError, "rows='reshuffled' must be an instance"),
         ({"step_size": 0.0}, ValueError, "step_size=0.0.*positive and finite"),
         ({"step_size": True}, TypeError, "step_size=True is neither"),
         ({"step_size": "1e-2"}, TypeError, "step_size='1e-2' is neither"),
-        ({"step_size": Polynomial}, TypeError, "called with the step index.*missing 2 required positional arguments"),
+        (
+            {"step_size": Polynomial},
+            TypeError,
+            "must return h for a step index.*missing 2 required positional arguments",
+        ),
         ({"friction": "1"}, ValueError, "friction='1'.*finite number"),
         ({"integrator": "aboba"}, ValueError, "no flow 'a'. A word is written in capitals"),
-        ({"batch_size": {"N": None}}, TypeError, r"batch_size\['N'\]=None: give a whole number of rows\.$"),
+        ({"batch_size": {"N": None}}, TypeError, r"batch_size\['N'\]=None must be an integer number of rows\.$"),
         ({"step_size": lambda i: 0.1 if i < 5 else 0.01}, TypeError, "fails at a traced step index: TracerBool"),
         ({"step_size": lambda i: jnp.ones(3)}, ValueError, r"returns shape \(3,\); the step size is one number"),
         ({"init_strategy": "median"}, TypeError, "init_strategy='median' is not a function"),
-        ({"inverse_mass_matrix": -1.0}, ValueError, "inverse_mass_matrix must hold positive"),
-        ({"inverse_mass_matrix": {"mu": np.nan}}, ValueError, r"inverse_mass_matrix\['mu'\] must hold positive"),
+        ({"inverse_mass_matrix": -1.0}, ValueError, "inverse_mass_matrix must contain positive"),
+        ({"inverse_mass_matrix": {"mu": np.nan}}, ValueError, r"inverse_mass_matrix\['mu'\] must contain positive"),
         ({"inverse_mass_matrix": np.ones(3)}, ValueError, "None, a scalar, or a dict"),
     ],
     ids=lambda value: str(value)[:30],
@@ -361,7 +365,7 @@ def test_a_list_may_be_a_start():
 
 
 def test_a_centre_that_is_not_finite():
-    with pytest.raises(ValueError, match=r"ControlVariate\(center\)\['mu'\] holds a number that is not finite"):
+    with pytest.raises(ValueError, match=r"ControlVariate\(center\)\['mu'\] must contain finite numbers"):
         start(good, gradient=ControlVariate({"mu": np.nan}))
 
 
@@ -374,7 +378,7 @@ def test_a_state_of_another_model():
 def test_what_is_no_state_run_or_key():
     kernel = SGLD(good, step_size=1e-2, batch_size=4)
     for wrong in (None, {"mu": Y}):
-        with pytest.raises(TypeError, match="not a state of the kernel: give mcmc.last_state"):
+        with pytest.raises(TypeError, match="must be a state of the kernel, not .*: give mcmc.last_state"):
             gradient_noise(kernel, wrong, Y)
     with pytest.raises(TypeError, match="SGLD is not a numpyro.infer.MCMC"):
         weighted_summary(kernel)

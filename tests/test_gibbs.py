@@ -179,7 +179,9 @@ def test_discrete_sibling():
 
 def test_refuses_a_declared_subsample_size():
     kernel = Gibbs([(SGLD(models.declared, step_size=1e-3), None)])
-    with pytest.raises(ValueError, match="plate 'N' declares subsample_size=6.*Gibbs refuses.*batch_size={'N': 6}"):
+    with pytest.raises(
+        ValueError, match="plate 'N' declares subsample_size=6.*Gibbs use all rows.*batch_size={'N': 6}"
+    ):
         run(kernel, 1)
 
 

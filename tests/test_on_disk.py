@@ -279,12 +279,12 @@ def test_bad_sources_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.npy"):
         OnDisk(tmp_path / "nowhere.npy")
     (tmp_path / "text.npy").write_text("not an array")
-    with pytest.raises(ValueError, match="text.npy.*no .npy file"):
+    with pytest.raises(ValueError, match="text.npy.*not a .npy file"):
         OnDisk(tmp_path / "text.npy")
     np.save(tmp_path / "names.npy", np.array(["a", "b"]))
-    with pytest.raises(ValueError, match="not those of rows of numbers"):
+    with pytest.raises(ValueError, match="must have rows of numbers"):
         OnDisk(tmp_path / "names.npy")
-    with pytest.raises(ValueError, match="not those of rows of numbers"):
+    with pytest.raises(ValueError, match="must have rows of numbers"):
         OnDisk(np.float32(3))
     with pytest.raises(TypeError, match="OnDisk.*needs a shape, a dtype"):
         OnDisk(5)
@@ -396,13 +396,13 @@ def test_draws_from_blocks_and_a_column(small_blocks):
 @pytest.mark.parametrize(
     "source, error, message",
     [
-        ([1, 2], TypeError, r"OnDisk\(list\): its elements are of type int, not blocks"),
+        ([1, 2], TypeError, r"OnDisk\(list\): the elements are of type int, not blocks"),
         ([{"x": X}], TypeError, "type dict, not blocks of rows.*choose one: dataset.map"),
         ([b"1234"], TypeError, r"elements are bytes.*numpy.save.*grain.MapDataset"),
         ([], ValueError, "has no blocks"),
         ([X[:2], X[:3]], ValueError, "the first block has 2 rows and the last 3"),
-        (Table(a=Y, b=X), ValueError, r"columns \(a: float32, b: float32\[3\]\) make no array. .*select"),
-        (Table(a=Y, b=Y.astype(float)), ValueError, r"columns \(a: float32, b: float64\) make no array"),
+        (Table(a=Y, b=X), ValueError, r"columns \(a: float32, b: float32\[3\]\) do not form an array. .*select"),
+        (Table(a=Y, b=Y.astype(float)), ValueError, r"columns \(a: float32, b: float64\) do not form an array"),
         (Table(), ValueError, r"columns \(none\)"),
     ],
     ids=["numbers", "dicts", "bytes", "nothing", "lengths", "shapes", "dtypes", "no columns"],
@@ -451,5 +451,5 @@ def test_rows_that_cannot_be_read_end_the_run(progress_bar):
 
 def test_a_file_that_has_become_shorter_is_an_error(on_disk, tmp_path):
     os.truncate(tmp_path / "x.npy", 1000)
-    with pytest.raises(OSError, match="rows 3 to 3 cannot be read: EOFError: the file has only 1000 bytes left"):
+    with pytest.raises(OSError, match="rows 3 to 3 cannot be read: EOFError: the file now has only 1000 bytes"):
         on_disk[0][3]

@@ -76,9 +76,9 @@ def test_what_is_drawn(mcmc):
 
 
 def test_errors(mcmc):
-    with pytest.raises(ValueError, match="latent sites of the run are 'mu'"):
+    with pytest.raises(ValueError, match="must be a latent site of the run: 'mu'"):
         plot_trace(mcmc, "sigma")
-    with pytest.raises(ValueError, match="hand in the data"):
+    with pytest.raises(ValueError, match="Give summary the data"):
         plot_temperatures(summary(mcmc))
     with pytest.raises(ValueError, match="of='median'"):
         plot_step_halving(compare(mcmc, mcmc), of="median")

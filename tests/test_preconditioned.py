@@ -166,7 +166,7 @@ def test_a_summary_knows_the_mass(word):
     [
         ({"step_size": None}, "step_size= is missing: the warm-up estimates the preconditioner, not the step"),
         ({"step_size": Polynomial(None, 1.0, 0.5)}, "step_size= is missing"),
-        ({"memory": 1.0}, "memory=1.0 must be a number from 0 to below 1"),
+        ({"memory": 1.0}, "memory=1.0 must be a number in .0, 1."),
         ({"damping": 0.0}, "damping=0.0 must be a positive"),
     ],
 )

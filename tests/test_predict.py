@@ -132,11 +132,11 @@ def test_chains_of_a_run_of_any_kernel(kernel):
 def test_what_it_refuses(monkeypatch):
     with pytest.raises(TypeError, match=r"predict\(dict, ...\): give a numpyro.infer.MCMC that has run, or \(model"):
         predict(DRAWS, X)
-    with pytest.raises(ValueError, match="lengths are .*11.*7"):
+    with pytest.raises(ValueError, match="equally long at all sites; it is .*11.*7"):
         predict((line, DRAWS | {"scale": np.ones(7)}), X)
     with pytest.raises(ValueError, match="call mcmc.run"):
         predict(MCMC(SGLD(models.gaussian, step_size=0.1), num_warmup=1, num_samples=1), models.ROWS)
-    with pytest.raises(ValueError, match="so_far= holds predictions of other data"):
+    with pytest.raises(ValueError, match="so_far= has predictions for other data"):
         predict((line, DRAWS), X, Y, so_far=predict((line, DRAWS), X[:5], Y[:5]))
 
     def not_indexed(x):
@@ -145,5 +145,5 @@ def test_what_it_refuses(monkeypatch):
             numpyro.sample("y", dist.Normal(mu * x, 1))
 
     monkeypatch.setattr(predicted_sites, "chunk_length", lambda *_: 1)
-    with pytest.raises(ValueError, match="site 'y' has 23 rows where 1 of plate 'N' are asked for: index the data"):
+    with pytest.raises(ValueError, match="site 'y' has 23 rows instead of 1 of plate 'N'. Index the data"):
         predict((not_indexed, {"mu": np.zeros(2)}), X[:, 0])

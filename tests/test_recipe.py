@@ -339,7 +339,7 @@ REFUSED = {
     "momentum": (Recipe(D=np.eye(6)), "give kinetic="),
     "name": (Recipe(D={"weight": 1.0}), "D has a block for 'weight'; the variables are 'weights', 'z'"),
     "twice": (Recipe(D={"weights": 1.0, "z": 2.0}), "twice"),
-    "too much noise": (Recipe(D=1.0, gradient_noise=1e6), "gradient_noise= is more than"),
+    "too much noise": (Recipe(D=1.0, gradient_noise=1e6), "gradient_noise= is larger than"),
     "no factor": (Recipe(D=lambda phase: LinearMap(lambda v: v)), "LinearMap without a factor"),
     "linear map": (
         Recipe(D=1.0, Q=lambda phase: LinearMap(lambda v: v)),
@@ -360,7 +360,7 @@ def test_a_start_that_is_refused(name):
     "wrong, message",
     [
         ({"Q": {("momentum", "z"): 1.0}}, None),
-        ({"Q": lambda phase: LinearMap(lambda v: jnp.roll(v, 1))}, "Q is not skew .* at products"),
+        ({"Q": lambda phase: LinearMap(lambda v: jnp.roll(v, 1))}, "Q is not skew .* a product with"),
         ({"D": lambda phase: LinearMap(lambda v: -v, lambda v: v)}, "D is not positive"),
     ],
 )

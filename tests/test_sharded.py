@@ -128,9 +128,9 @@ def test_what_shard_rows_refuses(data_as_arguments):
     mesh = jax.make_mesh((1, 2), ("chains", "rows"), devices=jax.devices()[:2])
     with pytest.raises(ValueError, match="the mesh has the axes 'chains', 'rows'. Name one"):
         shard_rows(mesh, on_devices.X)
-    with pytest.raises(ValueError, match="1 rows cannot be shared by 2 devices along 'rows'"):
+    with pytest.raises(ValueError, match="1 rows cannot be distributed over 2 devices along 'rows'"):
         shard_rows(mesh, on_devices.X[:1], axis="rows")
-    with pytest.raises(ValueError, match=r"one common number of rows, got shapes \(1200, 5\), \(7,\)"):
+    with pytest.raises(ValueError, match=r"the same number of rows, got shapes \(1200, 5\), \(7,\)"):
         shard_rows(mesh, on_devices.X, on_devices.Y[:7], axis="rows")
     jax.config.update("jax_use_simplified_jaxpr_constants", False)
     with pytest.raises(ValueError, match="JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1"):
@@ -144,7 +144,7 @@ def test_what_a_kernel_refuses(data_as_arguments):
     def init(data=data, **options):
         SGLD(on_devices.model, step_size=1e-3, **{"batch_size": 40} | options).init(random.key(0), 0, None, data, {})
 
-    with pytest.raises(ValueError, match="spread over 2 devices. Leave out Sharded"):
+    with pytest.raises(ValueError, match="distributed over 2 devices. Leave Sharded out"):
         init(rows=Sharded(Reshuffled(), 3))
     with pytest.raises(ValueError, match="Use a batch_size that is a multiple of 2"):
         init(batch_size=41)
@@ -154,9 +154,9 @@ def test_what_a_kernel_refuses(data_as_arguments):
         SGLD(on_devices.model, step_size=1e-3, batch_size=40, rows=Sharded(Reshuffled(), 2), gradient=SAGA())
     table = shard_rows(mesh, models.TABLE)
     crossed = SGLD(models.crossed, step_size=1e-3, batch_size={"rows": 2, "columns": 4})
-    with pytest.raises(ValueError, match="'rows' and 'columns' are all minibatched.*Leave all but one whole"):
+    with pytest.raises(ValueError, match="'rows' and 'columns' are all minibatched.*Minibatch only that one"):
         crossed.init(random.key(0), 0, None, (table,), {})
-    with pytest.raises(ValueError, match="are not spread over the same devices"):
+    with pytest.raises(ValueError, match="are not distributed over the same number of devices"):
         init(data=(data[0], shard_rows(on_devices.mesh_of(1), on_devices.Y)))
 
 

@@ -71,7 +71,7 @@ def test_the_slow_direction_becomes_faster(monkeypatch):
 @pytest.mark.parametrize(
     "kernel, options, message",
     [
-        (SGLD, {"skew": np.ones((2, 2)), "step_size": 0.1}, r"skew\[0, 0\] = 1 and skew\[0, 0\] = 1"),
+        (SGLD, {"skew": np.ones((2, 2)), "step_size": 0.1}, r"skew\[0, 0\] = 1, but skew\[0, 0\] = 1"),
         (SGLD, {"skew": np.zeros((2, 3)), "step_size": 0.1}, r"has shape \(2, 3\)"),
         (SGLD, {"skew": np.nan * Q, "step_size": 0.1}, "not finite"),
         (SGHMC, {"skew": Q}, "Give a step_size"),
@@ -87,7 +87,7 @@ def test_what_is_no_skew_matrix_is_refused(kernel, options, message):
 
 def test_a_matrix_over_other_coordinates_is_refused():
     kernel = MSGNHT(gaussian(), step_size=0.1, skew=np.zeros((3, 3)))
-    with pytest.raises(ValueError, match=r"has 2 coordinates, of \['z'\]"):
+    with pytest.raises(ValueError, match=r"has 2 coordinates, those of \['z'\]"):
         kernel.init(random.key(0), 0, None, (), {})
 
 

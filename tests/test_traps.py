@@ -225,7 +225,7 @@ def local(x):
 
 
 def test_trap_14_latents_in_the_minibatched_plate():
-    with pytest.raises(ValueError, match="latent site 'own' stands inside the minibatched plate 'N'.*marginalise"):
+    with pytest.raises(ValueError, match="latent site 'own' is inside the minibatched plate 'N'.*marginalise"):
         start(kernel(local, batch_size={"N": models.B}))
 
 
@@ -285,12 +285,12 @@ def plate_in_scan(x, subsample_size=None):
 
 @pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": {"time": 2}}])
 def test_trap_18_plate_in_scan(options):
-    with pytest.raises(ValueError, match="plate 'time' stands inside `scan`.*to_event"):
+    with pytest.raises(ValueError, match="plate 'time' is inside `scan`.*to_event"):
         start(kernel(plate_in_scan, **options))
 
 
 def test_trap_18_declared_in_scan():
-    with pytest.raises(ValueError, match="stands inside `scan`.*to_event"):
+    with pytest.raises(ValueError, match="is inside `scan`.*to_event"):
         start(kernel(functools.partial(plate_in_scan, subsample_size=2), batch_size=None))
 
 

@@ -210,11 +210,11 @@ def test_steps_decrease_from_the_one_that_was_found():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"step_size": 0.1, "dense_mass": False}, ValueError, "leave step_size= out"),
-        ({"step_size": 0.1, "settings": {}}, ValueError, "leave step_size= out"),
+        ({"step_size": 0.1, "dense_mass": False}, ValueError, "used only if the warm-up chooses the step size"),
+        ({"step_size": 0.1, "settings": {}}, ValueError, "used only if the warm-up chooses the step size"),
         ({"dense_mass": "w"}, ValueError, "list of tuples"),
         ({"dense_mass": ["w"]}, ValueError, "list of tuples"),
-        ({"settings": {"step_size": 0.1}}, TypeError, "what numpyro_sgmcmc.settings"),
+        ({"settings": {"step_size": 0.1}}, TypeError, "the result of numpyro_sgmcmc.settings"),
     ],
 )
 def test_found_numbers_that_do_not_go_together(options, error, match):
@@ -248,7 +248,7 @@ def test_numbers_that_do_not_go_together():
         SGHMC(regression, step_size=1e-3, gradient=ControlVariate(), batch_size=100)
     with pytest.raises(ValueError, match="inverse_mass_matrix"):
         SGHMC(regression, inverse_mass_matrix={"w": np.ones(D)}, batch_size=100)
-    with pytest.raises(ValueError, match="step_size of this kernel was given"):
+    with pytest.raises(ValueError, match="a kernel whose warm-up chose the step size"):
         mcmc = MCMC(SGHMC(models.gaussian, step_size=1e-3), num_warmup=1, num_samples=1, progress_bar=False)
         mcmc.run(random.key(0), models.ROWS)
         settings(mcmc)

@@ -132,9 +132,9 @@ def test_each_member_may_have_weights_of_its_own():
         (
             {"start": {"mu": [0.0, 1.0]}},
             ValueError,
-            r"start= has shape \(2,\) at 'mu'; the site has \(\), or .* \(3,\)",
+            r"start= has shape \(2,\) at 'mu'; it must be \(\), or \(3,\)",
         ),
-        ({"start": {"mu": np.nan}}, ValueError, "start= holds a number at 'mu' that is not finite"),
+        ({"start": {"mu": np.nan}}, ValueError, "start= has a value at 'mu' that is not finite"),
         ({"start": [0.0]}, ValueError, "start= must be a dict"),
         ({"held_out": 1.0}, ValueError, "held_out=1.0 must be a share"),
         ({"held_out": 0.9}, ValueError, "held_out=0.9 leaves fewer than the 6 rows"),

@@ -82,7 +82,7 @@ def to_arviz(
     kernel, _ = checked_run(mcmc, "to_arviz")
     try:
         found = summary(mcmc, *model_args, **model_kwargs)
-    except TooFewDraws:  # they are saved all the same, with the verdicts on what was collected during the run
+    except TooFewDraws:  # save them with the verdicts on the fields collected during the run
         found = summary(mcmc)
     args, kwargs = arguments_of(mcmc, model_args, model_kwargs)
     idata = az.from_numpyro(mcmc, log_likelihood=False)

@@ -64,5 +64,5 @@ def _check_positive(value: np.ndarray, layout: Layout, complaint: str, way_out: 
 
 def _entry(layout: Layout, value: np.ndarray, i: int, j: int | None = None) -> str:
     if len(value) != layout.size:
-        return "products with vectors of signs"  # for a large matrix only these are checked
+        return "a product with vectors of signs"  # for a large matrix only these are checked
     return layout.name(i) if j is None or i == j else f"({layout.name(i)}, {layout.name(j)})"

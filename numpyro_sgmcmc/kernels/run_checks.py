@@ -87,9 +87,9 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
         _warn(
-            f"{_chains(stuck, refused)} refused many steps in a row (up to {refused.max()}), because they led to "
-            f"values that are not finite or out of the support; step_size is {h:.3g}. Use a smaller step_size, or "
-            "check the data for values that are not finite."
+            f"{_chains(stuck, refused)} refused every step for a while (up to {refused.max()} in a row), because "
+            f"these steps led to values that are not finite or out of the support; step_size is {h:.3g}. Use a smaller "
+            "step_size, or check the data for values that are not finite."
         )
     T = _off_temperature(known_temperatures(monitor), np.delete(np.arange(len(refused)), stuck))
     if T:
@@ -112,8 +112,8 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
             _report_doubts(of, h, coordinates)
     if np.asarray(monitor.data_changed).any():
         _warn(
-            "the run was resumed with data that differ from those it was started with. Its state (control variates, "
-            "tables, thermostats) still belongs to the old data. Start a new run, or resume with the old data."
+            "the run was resumed with other data than those it was started with. Its state (control variates, tables, "
+            "thermostats) still belongs to the old data. Start a new run, or resume with the old data."
         )
 
 
@@ -194,7 +194,7 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
         )
     if _still_falling(monitor.energy):
         doubts.append(
-            "the energy was still decreasing at the first draws, as after a start far from the mode. Use a larger "
+            "the energy was still falling when the draws began, as after a start far from the mode. Use a larger "
             "num_warmup, or init_params=find_mode(...)"
         )
     elif _never_mixed(monitor.place):
