@@ -78,7 +78,7 @@ def test_a_run_that_only_explores_has_no_weights():
     kernel = SGLD(models.gaussian, step_size=Cyclical(1e-3, 100, exploration=0.5), batch_size=6)
     mcmc = MCMC(kernel, num_warmup=5, num_samples=30, progress_bar=False)
     mcmc.run(random.key(0), models.ROWS, extra_fields=("i",))
-    with pytest.raises(ValueError, match="all of the draws are from the exploration of a cycle"):
+    with pytest.raises(ValueError, match="all draws are from the exploration of a cycle"):
         weights(mcmc)
 
 

@@ -243,7 +243,7 @@ def test_a_minibatch_handed_in_as_data_is_explained():
     with pytest.raises(ValueError) as error:
         start(presliced, batch_size=None)
     notes = "".join(error.value.__notes__)
-    assert "pass the whole data" in notes and "{'N': 12}" in notes
+    assert "Pass the whole data" in notes and "{'N': 12}" in notes
 
 
 @pytest.mark.parametrize("n", [0, -3, {"N": 0}])
@@ -307,8 +307,8 @@ def test_zero_friction_and_diffusion_are_legal():
         ({"integrator": "aboba"}, ValueError, "no flow 'a'. A word is written in capitals"),
         ({"batch_size": {"N": None}}, TypeError, r"batch_size\['N'\]=None must be an integer number of rows\.$"),
         ({"step_size": lambda i: 0.1 if i < 5 else 0.01}, TypeError, "fails at a traced step index: TracerBool"),
-        ({"step_size": lambda i: jnp.ones(3)}, ValueError, r"returns shape \(3,\); the step size is one number"),
-        ({"init_strategy": "median"}, TypeError, "init_strategy='median' is not a function"),
+        ({"step_size": lambda i: jnp.ones(3)}, ValueError, r"returns shape \(3,\); it must return one number"),
+        ({"init_strategy": "median"}, TypeError, "init_strategy='median' must be a function"),
         ({"inverse_mass_matrix": -1.0}, ValueError, "inverse_mass_matrix must contain positive"),
         ({"inverse_mass_matrix": {"mu": np.nan}}, ValueError, r"inverse_mass_matrix\['mu'\] must contain positive"),
         ({"inverse_mass_matrix": np.ones(3)}, ValueError, "None, a scalar, or a dict"),
@@ -321,7 +321,7 @@ def test_an_argument_is_judged_at_construction(kwargs, error, message):
 
 
 def test_the_model_is_a_callable():
-    with pytest.raises(TypeError, match="not a NumPyro model"):
+    with pytest.raises(TypeError, match="must be a NumPyro model"):
         SGLD("model", step_size=0.1)
 
 
@@ -355,7 +355,7 @@ def test_init_params_that_do_not_fit(init_params, message):
 def test_a_start_for_one_chain_given_to_two(chain_method):
     kernel = SGLD(vector, step_size=1e-3, batch_size=10)
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, num_chains=2, chain_method=chain_method, progress_bar=False)
-    with pytest.raises(ValueError, match=r"init_params\['w'\] has shape \(\) for a chain.*jnp.stack"):
+    with pytest.raises(ValueError, match=r"init_params\['w'\] has shape \(\) for each chain.*jnp.stack"):
         mcmc.run(random.key(0), Y, init_params={"w": np.zeros(2)})
 
 
@@ -371,7 +371,7 @@ def test_a_centre_that_is_not_finite():
 
 def test_a_state_of_another_model():
     state = start(good)
-    with pytest.raises(ValueError, match=r"unconstrained shapes {'mu': \(\)}, the model has {'w': \(2,\)}"):
+    with pytest.raises(ValueError, match=r"unconstrained shapes {'mu': \(\)}, but the model has {'w': \(2,\)}"):
         SGLD(vector, step_size=1e-2, batch_size=4).sample(state, (Y,), {})
 
 
@@ -380,11 +380,11 @@ def test_what_is_no_state_run_or_key():
     for wrong in (None, {"mu": Y}):
         with pytest.raises(TypeError, match="must be a state of the kernel, not .*: give mcmc.last_state"):
             gradient_noise(kernel, wrong, Y)
-    with pytest.raises(TypeError, match="SGLD is not a numpyro.infer.MCMC"):
+    with pytest.raises(TypeError, match="needs a numpyro.infer.MCMC that has run, not SGLD"):
         weighted_summary(kernel)
     with pytest.raises(TypeError, match="the second argument is the random key"):
         find_mode(good, Y)
-    with pytest.raises(TypeError, match="not a NumPyro model"):
+    with pytest.raises(TypeError, match="must be a NumPyro model"):
         find_mode(kernel, random.key(0), Y)
 
 

@@ -109,7 +109,7 @@ def test_a_refused_word_names_the_letter(kernel, word, complaint):
 
 @pytest.mark.parametrize("integrator", ["", 3])
 def test_not_a_word(integrator):
-    with pytest.raises(ValueError, match="give a name"):
+    with pytest.raises(ValueError, match="must be a name"):
         SGHMC(model, step_size=0.1, integrator=integrator)
 
 

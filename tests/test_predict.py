@@ -130,7 +130,7 @@ def test_chains_of_a_run_of_any_kernel(kernel):
 
 
 def test_what_it_refuses(monkeypatch):
-    with pytest.raises(TypeError, match=r"predict\(dict, ...\): give a numpyro.infer.MCMC that has run, or \(model"):
+    with pytest.raises(TypeError, match=r"predict\(dict, ...\) needs a numpyro.infer.MCMC that has run, or \(model"):
         predict(DRAWS, X)
     with pytest.raises(ValueError, match="equally long at all sites; it is .*11.*7"):
         predict((line, DRAWS | {"scale": np.ones(7)}), X)

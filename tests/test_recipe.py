@@ -421,7 +421,7 @@ def test_arguments():
             Recipe(**options)
     with pytest.raises(ValueError, match="step_size= is missing"):
         SGMCMC(models.logistic, Recipe(D=1.0), "euler")
-    with pytest.raises(TypeError, match="metric=2.0 is not a function"):
+    with pytest.raises(TypeError, match="metric=2.0 must be a function"):
         SGRLD(models.logistic, metric=2.0, step_size=0.1)
     with pytest.raises(ValueError, match="Fisher"):
         SGRLD(models.logistic, metric=Fisher(), step_size=0.1).init(random.key(0), 0, START, DATA, {})

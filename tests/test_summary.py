@@ -403,7 +403,7 @@ def test_a_table_for_people_and_a_dict_for_programs():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match="give a numpyro.infer.MCMC"):
+    with pytest.raises(TypeError, match="needs a numpyro.infer.MCMC"):
         summary(3)
     with pytest.raises(TypeError, match="not NUTS"):
         summary(MCMC(NUTS(models.gaussian), num_warmup=1, num_samples=1))

@@ -137,7 +137,7 @@ def test_each_member_may_have_weights_of_its_own():
         ({"start": {"mu": np.nan}}, ValueError, "start= has a value at 'mu' that is not finite"),
         ({"start": [0.0]}, ValueError, "start= must be a dict"),
         ({"held_out": 1.0}, ValueError, "held_out=1.0 must be a share"),
-        ({"held_out": 0.9}, ValueError, "held_out=0.9 leaves fewer than the 6 rows"),
+        ({"held_out": 0.9}, ValueError, "held_out=0.9 leaves fewer rows than the 6"),
         ({"held_out": 0.5, "batch_size": None}, ValueError, "held_out=0.5 needs exactly one minibatched plate, not 0"),
     ],
 )
