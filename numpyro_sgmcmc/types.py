@@ -306,7 +306,7 @@ class Dynamics(Protocol):
         return phase._replace(auxiliary=variance)
 
     def reckoning(self, phase: Phase, factor: float) -> Phase:
-        """The phase with the variance of the gradient noise, which ``informed`` has set, times ``factor``."""
+        """The phase where the variance of the gradient noise, set by ``informed``, is multiplied by ``factor``."""
         return phase._replace(auxiliary=jax.tree.map(lambda s2: factor * s2, phase.auxiliary))
 
     def reverse(self, phase: Phase, scale: Any) -> Phase:

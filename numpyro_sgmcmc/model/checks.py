@@ -67,8 +67,8 @@ def _with_local_sites(
 ) -> tuple[dict[str, Plate], Structure]:
     if GIBBS_SITES_KWARG in kwargs:
         raise ValueError(
-            "local= does not work in a block of numpyro.infer.Gibbs, as its other blocks use all rows. Sample the "
-            "local sites in a block of their own, or leave Gibbs out."
+            "local= does not work in a block of numpyro.infer.Gibbs, as its other blocks use all rows. Leave local= or "
+            "Gibbs out."
         )
     size = None if batch_size == AUTOMATIC else batch_size
     plates = {name: Plate(whole.plates[name][0], n) for name, n in batch_sizes(whole, size, frozenset(), True).items()}
