@@ -328,7 +328,7 @@ def test_the_model_is_a_callable():
 @pytest.mark.parametrize(
     "inverse_mass, message",
     [
-        ({"nu": 1.0}, "inverse_mass_matrix names 'nu'; the latent sites of the model are 'mu'"),
+        ({"nu": 1.0}, "inverse_mass_matrix names 'nu', but the latent sites of the model are 'mu'"),
         ({}, "no entry for the latent site 'mu'"),
         ({"mu": np.ones(3)}, r"inverse_mass_matrix\['mu'\] has shape \(3,\)"),
     ],
@@ -341,7 +341,7 @@ def test_an_inverse_mass_that_is_not_like_z(inverse_mass, message):
 @pytest.mark.parametrize(
     "init_params, message",
     [
-        ({"nu": 0.0}, "init_params names 'nu'; the latent sites of the model are 'mu'"),
+        ({"nu": 0.0}, "init_params names 'nu', but the latent sites of the model are 'mu'"),
         ({"mu": np.zeros(3)}, r"init_params\['mu'\] has shape \(3,\)"),
         (np.zeros(3), "must be a dict of unconstrained values"),
     ],
