@@ -479,7 +479,11 @@ def test_update_every_is_a_whole_number():
     [
         (ControlVariate({"w": 0.0}), {}, "center\\) names 'w', but the latent sites of the model are 'weights'"),
         (ControlVariate({}), {}, "no entry for the latent site 'weights'"),
-        (ControlVariate({"weights": np.zeros(2)}), {}, r"\['weights'\] has shape \(2,\), but the unconstrained site has"),
+        (
+            ControlVariate({"weights": np.zeros(2)}),
+            {},
+            r"\['weights'\] has shape \(2,\), but the unconstrained site has",
+        ),
         (ControlVariate(np.zeros(3)), {}, "must be a dict of unconstrained values"),
         (ControlVariate({"weights": np.zeros(2)}, stored="row"), {}, r"\['weights'\] has shape \(2,\)"),
         (SAGA(), {"batch_size": None}, "no plate is minibatched. Give the kernel a batch_size"),
