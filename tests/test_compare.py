@@ -59,7 +59,7 @@ def test_what_may_be_compared():
         compare(normal(), draws)
     with pytest.raises(ValueError, match="shape"):
         compare(normal(), {"w": np.zeros((4, 100))})
-    with pytest.raises(TypeError, match="reference=int"):
+    with pytest.raises(TypeError, match="reference= must be an MCMC.*not int"):
         compare(normal(), 3)
 
 

@@ -167,5 +167,5 @@ def test_errors():
     with pytest.raises(ValueError, match="vary='h' must be one of"):
         step_halving(mcmc, random.key(0), X, vary="h")
     mcmc = run(SGLD(models.gaussian, step_size=1e-3, batch_size=12), X, num_samples=20, num_chains=2)
-    with pytest.raises(ValueError, match="twice the 12 rows"):
+    with pytest.raises(ValueError, match="twice the batch_size 12"):
         step_halving(mcmc, random.key(0), X, vary="batch_size")

@@ -46,6 +46,7 @@ def test_what_is_advised_can_be_made(page):
         exec(block, names)
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_bias_are_those_of_the_kernels():
     spec = importlib.util.spec_from_file_location("bias", DOCS / "bias.py")
     program = importlib.util.module_from_spec(spec)

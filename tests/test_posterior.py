@@ -90,7 +90,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: f"{type(k).__name__}-{k.integrator.word}-{k.rows!r}")
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_minibatch_regression_has_its_exact_posterior(kernel):
     assert passes(*whole_error(kernel))
 

@@ -196,7 +196,7 @@ OF_MOMENTUM = {
 
 @pytest.mark.parametrize("word", ["euler", "E", "AP"])
 @pytest.mark.parametrize("name", OF_MOMENTUM)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_recipes_with_a_momentum(name, word):
     nodes, weights = quadrature(energy, 2, points=31)
     assert residual(OF_MOMENTUM[name], word, with_momentum(2), nodes, weights) < ZERO

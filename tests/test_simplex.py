@@ -162,6 +162,7 @@ def test_scir_needs_no_small_step_on_a_sparse_prior():
     assert_moments(p.reshape(len(p), -1), 0.25, 0.25 * 0.75 / 1.2)
 
 
+@pytest.mark.slow
 def test_sgrld_on_the_simplex_approaches_the_law():
     """Its error is of order h where no component is near 0."""
 

@@ -155,6 +155,7 @@ def test_it_runs_under_mcmc(method):
     assert int(np.ravel(mcmc.last_state.t)[0]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_a_resume_from_a_pickle_is_exact():
     kernel = Tempered(SGHMC(models.gaussian, step_size=1e-3, batch_size=models.B), (1.0, 2.0))

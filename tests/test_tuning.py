@@ -441,6 +441,7 @@ def test_effective_draws_of_the_slowest_coordinate(persistence):
     assert 0.6 * expected < found < 1.4 * expected + 0.01
 
 
+@pytest.mark.slow
 def test_new_coordinates_leave_everything_where_it_is():
     """Positions, and the places at which the noise is measured, are the same z after L is stretched and c has moved."""
     kernel = SGHMC(regression, batch_size=100)
@@ -460,6 +461,7 @@ def test_new_coordinates_leave_everything_where_it_is():
     np.testing.assert_allclose(into_z(new, new.moments.places), into_z(old, draws[:50]), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_draws_become_longer_where_they_depend_on_each_other():
     """Two coordinates that go together, in coordinates that are not to be turned."""
 

@@ -91,7 +91,7 @@ def measured(local, chains=1500, draws=12, burn_in=40):
     "local, rho, kept",
     [
         (exact_draw, 0.0, False),
-        (short_chain, RHO, False),
+        pytest.param(short_chain, RHO, False, marks=pytest.mark.slow),
         (LocalFunction(short_chain, start="previous"), RHO, True),
     ],
     ids=["exact", "short", "previous"],
@@ -185,7 +185,7 @@ def test_other_refusals():
     with pytest.raises(ValueError, match="LocalFunction"):
         LocalFunction(exact_draw, start=exact_draw)
     spread = SimpleNamespace(plates={"N": Plate(N, B)}, devices=2)
-    with pytest.raises(ValueError, match="spread over 2 devices"):
+    with pytest.raises(ValueError, match="distributed over 2 devices"):
         check_visits(spread, 1)
 
 
