@@ -177,7 +177,8 @@ def no_numbers(m):
         ours = f"sd: median error {sd['median']:.3f}, worst {with_error(sd['worst'], sd['worst_se'], 3)}; "
         ours += f"worst mean {with_error(mean['worst'], mean['worst_se'], 3)} sd; "
         ours += f"{found['seconds']:.0f} s, NUTS {found['nuts']['seconds']:.0f} s"
-        ours += "; a warning" if found["warnings"] else ""
+        wrong = max(sd["beyond_monte_carlo"], mean["beyond_monte_carlo"]) > 0.2 or not found["largest_r_hat"] < 1.1
+        ours += "; **not right**" * wrong + "; a warning" * bool(found["warnings"])
         yield f"{name}: {found['coordinates']} coordinates, {found['rows']} rows", "none", ours
 
 
@@ -330,7 +331,7 @@ PROGRAMS = {
     "no_numbers": ("beyond the papers", no_numbers),
     "diagnostics": ("beyond the papers", diagnostics),
 }
-HIDDEN = ("out", "fast", "data_dir", "data", "as_shown", "samplers", "reference")
+HIDDEN = ("out", "fast", "data_dir", "data", "as_shown", "samplers", "reference", "references", "problems")
 
 
 def section(name, source, rows, folder):
