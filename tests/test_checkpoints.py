@@ -127,6 +127,7 @@ def test_numbers_that_the_warm_up_finds(tmp_path):
 
 
 @pytest.mark.skipif(jax.local_device_count() < 2, reason="parallel chains need two devices")
+@pytest.mark.slow
 def test_parallel_chains(tmp_path):
     options = {"num_chains": 2, "chain_method": "parallel"}
     stopped(tmp_path / "a", mcmc=make(**options))

@@ -101,6 +101,7 @@ def five(x):
     ],
 )
 @pytest.mark.every(6)
+@pytest.mark.slow
 def test_five_coordinates_of_different_widths(word, h, batch, rows, gradient):
     """Each by its own law. The laws of X and Y are normal with the same axes, so W_2^2 of all together is a sum."""
     curvature = 40 / SCALES**2 + 1 / 100

@@ -150,6 +150,7 @@ def test_init_params_of_a_block_are_constrained():
     np.testing.assert_allclose(mcmc.get_samples()["tau"], 2.5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_stands_beside_other_kernels_on_the_same_model():
     ours, theirs = SGLD(models.precision, step_size=1e-3, batch_size=models.B), NUTS(models.precision)
     Gibbs([(ours, ["tau"]), (theirs, None)])

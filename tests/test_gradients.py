@@ -333,6 +333,7 @@ def test_trap_30_the_full_pass_is_asked_for_once_by_all_chains(owner):
             np.testing.assert_allclose(anchor.gradient["weights"], whole(anchor.z), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_svrg_under_a_map_of_the_users_own_over_chains_and_over_data():
     """Everything traced: the full pass closes over data of an outer program, mapped or not."""
     kernel = make(SVRG(update_every=2), steps_per_sample=3)

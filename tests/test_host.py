@@ -84,6 +84,7 @@ def test_a_key_means_the_same_draws_under_every_chain_method(method):
     assert_close(mcmc.last_state, run("sequential").last_state)
 
 
+@pytest.mark.slow
 def test_each_chain_is_a_run_of_its_own_key():
     """Chain k of many is the single chain of the k-th key, whatever the number of chains; one kernel serves both."""
     keys, kernel = random.split(random.key(1), 5), thermostat()

@@ -180,7 +180,8 @@ def test_thermostats_leave_the_posterior(kernel_class, word):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("kernel_class", [SGNHT, MSGNHT])
+@pytest.mark.parametrize("kernel_class", [MSGNHT, SGNHT])
+@pytest.mark.every(2)
 def test_thermostats_leave_the_posterior_under_a_mass(kernel_class):
     """Momenta of unlike mass: a thermostat must watch p M^-1 p."""
     mass = {"z": np.array([0.5, 2.0])}

@@ -143,6 +143,7 @@ CENTER = {"means": jnp.array([-2.0, 1.4]), "weight": jnp.array(0.2)}
     "gradient", [SAGA(), SAGA(per="batch"), SVRG(), ControlVariate(CENTER)], ids=lambda g: type(g).__name__
 )
 @pytest.mark.every(4)
+@pytest.mark.slow
 def test_chains_are_those_of_the_marginal(gradient):
     """The same keys give the same draws, by every estimator, and no draw has a site of a row in it."""
     kernels = [SGLD(f, step_size=0.01, batch_size=B, gradient=gradient, steps_per_sample=9) for f in (summed, marginal)]
@@ -327,6 +328,7 @@ def units(y):
         numpyro.sample("y", dist.Normal(h.sum(-1) * mu, 1), obs=y[rows])
 
 
+@pytest.mark.slow
 def test_gibbs_sweeps_draw_from_the_conditional_law():
     """Against the exact gradient of the marginal; a single sweep from the prior is seen not to be enough."""
 

@@ -188,6 +188,7 @@ def three_plates(y):
         numpyro.sample("x", dist.Normal(mu, 2), obs=numpyro.subsample(cube[0, :, :1], event_dim=0))
 
 
+@pytest.mark.slow
 def test_three_crossed_plates_are_unbiased_over_all_triples_of_batches():
     """Rows drawn with replacement: every combination of single rows and of pairs, each once."""
     kernel = SGLD(three_plates, step_size=0.1, batch_size={"a": 1, "b": 2, "c": 1})

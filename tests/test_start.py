@@ -77,6 +77,7 @@ def test_thermostats_start_at_D_where_a_start_is_given():
     np.testing.assert_array_equal(started["mu"], 2.0)
 
 
+@pytest.mark.slow
 def test_thermostats_start_in_balance_by_default():
     h, n, D = 1e-3, 10, 2.0
     # variance of the minibatch gradient with replacement: N^2 / n times that of a row

@@ -268,6 +268,7 @@ FAULTS = {
 @pytest.mark.optimised
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.every(5)
+@pytest.mark.slow
 def test_planted_faults(fault):
     options, line = FAULTS[fault]
     found = summary(run(**options), X, Y)

@@ -142,6 +142,7 @@ def test_chains_that_start_in_one_mode_reach_the_weights_of_both():
 
 @pytest.mark.parametrize("method", ["vectorized", "sequential", "parallel"])
 @pytest.mark.every(3)
+@pytest.mark.slow
 def test_it_runs_under_mcmc(method):
     kernel = Tempered(SGHMC(models.gaussian, step_size=1e-3, batch_size=models.B, gradient=SAGA()), (1.0, 2.0))
     mcmc = MCMC(kernel, num_warmup=2, num_samples=4, num_chains=2, chain_method=method, progress_bar=False)

@@ -86,6 +86,7 @@ def test_columns_of_unlike_scale_and_correlated(kernel):
 
 @pytest.mark.parametrize("chain_method", ["sequential", "parallel"])
 @pytest.mark.every(2)
+@pytest.mark.slow
 def test_chains_that_tune_themselves_one_by_one(chain_method):
     kernel = SGHMC(regression, batch_size=100)
     mcmc = tuned(kernel, X, Y, num_warmup=64, num_samples=8, num_chains=2, chain_method=chain_method)

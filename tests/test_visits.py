@@ -220,7 +220,8 @@ def shares(y):
         numpyro.sample("y", dist.Normal(mu * s[..., 0], 1), obs=y[rows])
 
 
-@pytest.mark.parametrize("start", [None, "previous"])
+@pytest.mark.parametrize("start", ["previous", None])
+@pytest.mark.every(2)
 def test_sparse_shares_that_a_function_draws(start):
     """They never leave the simplex for unconstrained coordinates, in which such numbers are not finite."""
 
