@@ -14,7 +14,9 @@ such steps. Two searches use this step, one after the other:
    it contains all rows. The Hessian is estimated from a few thousand rows.
 2. **for the normal** :math:`N(c, L L^T)` with the largest evidence lower bound, with the means of g and H over draws
    of that normal. If both steps vanish, so does the derivative of the bound (Opper & Archambeau 2009). The search
-   starts at the better of two normals: one at the start of the first search, one at the mode.
+   starts at the better of two normals: the one that both searches are given, and the one at the mode. The mode of a
+   hierarchical model may lie in a pit, where its scale is almost zero and all is narrow; the normal that was given has
+   the larger bound there.
 """
 
 from collections.abc import Callable
@@ -65,13 +67,13 @@ class Rung(NamedTuple):
     parts: jax.Array  # parts of the rows in use
     step: jax.Array
     spread: jax.Array  # 0: evaluate at c, 1: over draws of the normal
-    first: Coordinates  # after the steps that do not move
+    mode: Coordinates  # the normal at the mode, once the first search has ended
     done: jax.Array
 
 
 def normal_law(
     energy: Callable[[Any], Callable[[jax.Array], jax.Array]],
-    start: jax.Array,
+    start: Coordinates,
     draws: jax.Array,
     parts: int,
     first_parts: int,
@@ -80,7 +82,7 @@ def normal_law(
 ) -> tuple[Coordinates, jax.Array, jax.Array]:
     """
     :param energy: number of a part of the rows -> (raveled z -> estimate of U from that part).
-    :param start: raveled z.
+    :param start: a normal N(c, L L^T), where L is a matrix.
     :param draws: draws of N(0, 1) as consecutive antithetic pairs, shape ``(draws, d)``.
     :param int parts: number of all parts.
     :param int first_parts: parts used at first.
@@ -88,7 +90,8 @@ def normal_law(
     :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
     :return: coordinates, the largest curvature in x, and the number of evaluations of a part.
     """
-    d = start.size
+    center, identity = start.center, jnp.eye(start.center.size, dtype=start.center.dtype)
+    d = center.size
 
     def look(rung: Rung) -> tuple[Look, jax.Array]:
         law, over_law = rung.trial, rung.spread > 0
@@ -107,35 +110,34 @@ def normal_law(
             hessian = lax.cond(curved, lambda: sums[2] + _times_hessian(of_part, z, law.scale) / few, lambda: sums[2])
             return sums[0] + slope[0], sums[1] + slope[1], hessian
 
-        zeros = jnp.zeros((), start.dtype), jnp.zeros_like(start), jnp.zeros_like(law.scale)
+        zeros = jnp.zeros((), center.dtype), jnp.zeros_like(center), jnp.zeros_like(law.scale)
         value, gradient, curvature = lax.fori_loop(0, many, add, zeros)
         return Look(value, law.pull_back(gradient), product(law.scale.T, curvature)), many + d * few
 
     def body(carry: tuple[Rung, jax.Array]) -> tuple[Rung, jax.Array]:
         rung, seen = carry
         new, cost = look(rung)
-        steps = partial(towards_law, blocks=blocks), partial(towards_mode, parts=parts, blocks=blocks)
+        steps = partial(towards_law, blocks=blocks), partial(towards_mode, start=start, parts=parts, blocks=blocks)
         return lax.cond(rung.spread > 0, *steps, rung, new), seen + cost
 
-    identity = Coordinates(start, jnp.eye(d, dtype=start.dtype))
-    zero, infinite = jnp.zeros((), start.dtype), jnp.asarray(jnp.inf, start.dtype)
+    zero, infinite = jnp.zeros((), center.dtype), jnp.asarray(jnp.inf, center.dtype)
     rung = Rung(
-        law=identity,
+        law=start,
         value=infinite,
-        look=Look(infinite, jnp.zeros_like(start), identity.scale),
-        trial=identity,
-        damping=jnp.ones((), start.dtype),
+        look=Look(infinite, jnp.zeros_like(center), identity),
+        trial=start,
+        damping=jnp.ones((), center.dtype),
         parts=jnp.asarray(min(first_parts, parts), jnp.int32),
         step=jnp.zeros((), jnp.int32),
         spread=zero,
-        first=identity,
+        mode=start,
         done=jnp.zeros((), bool),
     )
     rung, seen = lax.while_loop(lambda carry: ~carry[0].done, body, (rung, zero))
     return rung.law, axes_of(rung.look.curvature)[0][-1], seen
 
 
-def towards_mode(rung: Rung, new: Look, parts: int, blocks: np.ndarray | None) -> Rung:
+def towards_mode(rung: Rung, new: Look, start: Coordinates, parts: int, blocks: np.ndarray | None) -> Rung:
     """Levenberg and Marquardt's step."""
     d = new.gradient.size
     slack = 4 * jnp.finfo(new.energy.dtype).eps * jnp.abs(rung.value)
@@ -149,7 +151,6 @@ def towards_mode(rung: Rung, new: Look, parts: int, blocks: np.ndarray | None) -
     squared = jnp.sum(slope**2) / d
     near = moving & accepted & (squared <= jnp.where(whole, ARRIVED, CLOSE))
     away = jnp.where(moving, _within(-slope / (1 + damping), REACH), 0)
-    first = trees.where(rung.step < STILL, law, rung.first)
     arrived = (near & whole) | (damping > 1e8) | (rung.step >= STEPS)
     trial = Coordinates(law.center + law.times(away), law.scale)
     value = jnp.where(near, jnp.inf, jnp.where(accepted, new.energy, rung.value))  # inf: the rows change
@@ -157,12 +158,12 @@ def towards_mode(rung: Rung, new: Look, parts: int, blocks: np.ndarray | None) -
         law=law,
         value=jnp.where(arrived, jnp.inf, value),
         look=Look(new.energy, slope, jnp.eye(d, dtype=slope.dtype)),
-        trial=trees.where(arrived, first, trial),
+        trial=trees.where(arrived, start, trial),
         damping=jnp.where(arrived, 1.0, damping),
         parts=jnp.where(near, jnp.minimum(GROWTH * rung.parts, parts), rung.parts),
         step=jnp.where(arrived, 0, rung.step + 1),
         spread=arrived.astype(rung.spread.dtype),
-        first=trees.where(arrived, law, first),  # the second of the two starts
+        mode=law,
         done=jnp.zeros((), bool),
     )
 
@@ -185,7 +186,7 @@ def towards_law(rung: Rung, new: Look, blocks: np.ndarray | None) -> Rung:
         law=law,
         value=best,
         look=look,
-        trial=trees.where(compared, step, rung.first),
+        trial=trees.where(compared, step, rung.mode),
         damping=length,
         step=rung.step + 1,
         done=compared & (enough | (length < TIMID) | (rung.step >= LAWS - 1)),

@@ -1,9 +1,9 @@
 r"""
 Searches for a normal approximation :math:`N(c, L L^T)` of the posterior in unconstrained space.
 
-1. The mean of a mean-field normal (:mod:`~numpyro_sgmcmc.tuning.start`) is a first c.
+1. A mean-field normal (:mod:`~numpyro_sgmcmc.tuning.start`) gives a first c and a diagonal L.
 2. Newton's method (:mod:`~numpyro_sgmcmc.tuning.newton`) finds a mode from there, and then the normal with the largest
-   evidence lower bound, from the better of the two positions.
+   evidence lower bound, from the better of the mean-field normal and the mode.
 
 Both are needed: the mode of a hierarchical model is where its scale is zero, and a mean-field normal makes little
 progress along narrow valleys. The draws of the warm-up correct the approximation
@@ -26,7 +26,7 @@ from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, mean_field
 from numpyro_sgmcmc.tuning.wide import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
-from numpyro_sgmcmc.utils import noise
+from numpyro_sgmcmc.utils import noise, trees
 
 PART = 1000  # rows per part of the data; the search starts with at least 20 rows per coordinate
 HESSIAN = 5000  # rows for the Hessian, at least 50 per coordinate
@@ -61,19 +61,19 @@ def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: A
     mean, log_width = map(raveled, mean_field(potential, start, *random.split(key_descent)))
     # if the first normal is too wide for the model, its mean does not improve
     before, after = lax.map(energy(0), jnp.stack([origin, mean]))
-    mean = jnp.where(after <= before, mean, origin)
+    mean, width = trees.where(after <= before, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
     size = max((plate.size for plate in potential.plates.values()), default=1)
     descent = STEPS * min(DESCENT_ROWS, size) / size
     few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
     if is_wide(potential.prototype):
         seen = min(parts, HESSIAN // PART)
-        law, curvature = wide_law(energy, mean, jnp.exp(log_width), seen, key_noise, dense_mass is True)
+        law, curvature = wide_law(energy, mean, width, seen, key_noise, dense_mass is True)
         products = 2 * 3 * VECTORS * ITERATIONS
         return Found(law, curvature, jnp.asarray(descent + products * seen * min(PART, size) / size, mean.dtype))
     half = noise.normal(key_noise, (DRAWS // 2, d), mean.dtype)
     draws = jnp.stack([half, -half], 1).reshape(-1, d)
     blocks = blocks_of(potential.prototype, dense_mass)
-    law, curvature, seen = normal_law(energy, mean, draws, parts, few, more, blocks)
+    law, curvature, seen = normal_law(energy, Coordinates(mean, jnp.diag(width)), draws, parts, few, more, blocks)
     curvature = jnp.ones_like(curvature) if blocks is None else jnp.maximum(curvature, 1)
     return Found(law, curvature, descent + min(PART, size) * seen / size)
 
