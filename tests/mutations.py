@@ -147,6 +147,10 @@ FAULTS = [
           "test_tuning:normal_law"),
     Fault("newton: a part for the whole", "newton", "jnp.where(draw >= 0, draw // 4 % parts, k)", "0 * k",
           "test_tuning:normal_law"),
+    Fault("newton: the mode alone", "newton", "trees.where(arrived, start, trial)", "trees.where(arrived, law, trial)",
+          "test_tuning:pit"),
+    Fault("run checks: one limit for all", "run_checks", "UNLUCKY / (4 * coordinates)", "UNLUCKY / 4",
+          "test_tuning:chance"),
     Fault("tuner: not frozen", "tuner", "num_warmup // 4, num_warmup // 2]", "num_warmup // 4, num_warmup]",
           "test_tuning:frozen"),
     # the dynamics

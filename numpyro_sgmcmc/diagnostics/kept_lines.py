@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
-from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps
+from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps, score_limit
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
@@ -163,7 +163,8 @@ def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
     worst = {name: float(np.max(score)) for name, score in found["scores"].items()}
     z = max(worst["gradient"], worst["virial"])
     checked = worst["r_hat"] > 0
-    limit = 4.5
+    chains, coordinates = state.tuning.moments.places.shape[-2:]
+    limit = score_limit(coordinates, chains)
     red = checked and not (z <= limit and worst["r_hat"] <= MIXED)
     inflation = float(np.max(found["predicted_inflation"]))
     return {
@@ -171,7 +172,7 @@ def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
             "check at the end of the warm-up",
             z,
             f"z = {z:.1f}, R-hat = {worst['r_hat']:.2f}" if checked else "too short for one",
-            f"z <= {limit}, R-hat <= {MIXED}" if checked else "",
+            f"z <= {limit:.1f}, R-hat <= {MIXED}" if checked else "",
             ("doubtful" if red else "ok") if checked else "",
             "perhaps the model is hierarchical (centre groups with many rows, non-centre those with few), the "
             "posterior has several modes, or num_warmup was too small.",

@@ -62,7 +62,7 @@ def _rebuild(fixed: tuple[int, int], children: Any) -> Any:
         return collected
     if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
         _reported[0] = weakref.ref(packed)
-        report(_unpacked(packed), collected.coordinates)
+        report(_unpacked(packed), collected.coordinates, collected.chains)
     return _unpacked(packed)
 
 

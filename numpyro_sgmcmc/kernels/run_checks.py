@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size
+from scipy.special import stdtrit  # a dependency of jax
 
+from numpyro_sgmcmc.tuning.pilot import BLOCKS
 from numpyro_sgmcmc.utils.compat import stack_level
 
 logger = logging.getLogger(__name__.partition(".")[0])
@@ -24,13 +26,13 @@ ENOUGH = 30  # effective draws needed for a reliable standard error
 BLATANT = 10.0  # if the temperature of every draw is higher, a few draws are enough for a report
 
 
-SCORE = 4.5  # a z-score of a check, and
-MIXED = 1.1  # an R-hat, that are too large for a correct warm-up
+MIXED = 1.1  # an R-hat that is too large for a correct warm-up
 OFF = 0.1  # deviation of a temperature from 1, or an inflation, that is reported if it is significant
 NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
 LONG_ENOUGH = 100  # draws per chain needed for the checks of energy and mixing
 HIGH, FAR = 5.0, 10.0  # sds of the late energies by which the first draws, and the very first one, lie above their mean
 CHANCE = 1e-6  # probability of a false report by :func:`beyond_chance`
+UNLUCKY = 1e-3  # probability that one of the z-scores of a check exceeds :func:`score_limit` by chance
 LONG = 3.0  # a squared step, relative to that of its noise
 FIRST = 64  # coordinates per site that are used to distinguish chains
 
@@ -72,17 +74,19 @@ class Monitor(NamedTuple):
     r_hat: Any
 
 
-def report(monitor: Monitor, coordinates: int = 1) -> None:
+def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
     """
     Warns of chains that do not move, of a temperature that is not 1, of doubtful draws, and of changed data.
 
     :param monitor: arrays of shape ``(chains, draws)``.
     :param int coordinates: number of coordinates of a chain.
+    :param int chains: number of chains that are tuned together.
     """
     kept = np.asarray(monitor.step_size)[:, -1] > 0  # a warm-up alone collects no draws
     if not kept.any():
         return
-    _log_found(monitor, kept)
+    limit = score_limit(coordinates, chains)
+    _log_found(monitor, kept, limit)
     refused, h = np.asarray(monitor.refused), float(np.asarray(monitor.step_size)[kept][-1, -1])
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
@@ -108,7 +112,7 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
     elif not stuck.size:
         of = Monitor(*(part if isinstance(part, tuple) else np.asarray(part)[kept] for part in monitor))
         scores = (score[:, -1] for score in (of.gradient, of.virial, of.r_hat))
-        if not _report_check(*scores):
+        if not _report_check(*scores, limit):
             _report_doubts(of, h, coordinates)
     if np.asarray(monitor.data_changed).any():
         _warn(
@@ -117,7 +121,7 @@ def report(monitor: Monitor, coordinates: int = 1) -> None:
         )
 
 
-def _log_found(monitor: Monitor, kept: np.ndarray) -> None:
+def _log_found(monitor: Monitor, kept: np.ndarray, limit: float) -> None:
     """Logs the results of the warm-up, at level INFO."""
     if not logger.isEnabledFor(logging.INFO) or not np.asarray(monitor.num_steps)[kept][0, -1]:
         return
@@ -126,27 +130,41 @@ def _log_found(monitor: Monitor, kept: np.ndarray) -> None:
     logger.info(
         f"found in the warm-up: step_size {h:.3g} in coordinates that standardise the posterior, steps_per_sample "
         f"{steps:.0f}, variance of the gradient noise at most {noise:.3g}; {passes:.3g} passes over the data in the "
-        f"search; verdict of the check: {verdict(*scores)}."
+        f"search; verdict of the check: {verdict(*scores, limit)}."
     )
 
 
-def verdict(gradient: float, virial: float, r_hat: float) -> str:
-    """The verdict of the check: ``"right"``, ``"doubtful"``, or ``"unchecked"``."""
+def score_limit(coordinates: int, chains: int) -> float:
+    """
+    The bound of the z-scores of a check: a quantile of Student's t for the worst of two scores per coordinate, each
+    from blocks of draws. Draws that depend on each other beyond a block exceed it more often, up to one run in twenty.
+
+    :param int chains: number of chains that are tuned together.
+    """
+    return -float(stdtrit(BLOCKS * chains - 1, UNLUCKY / (4 * coordinates)))
+
+
+def verdict(gradient: float, virial: float, r_hat: float, limit: float) -> str:
+    """
+    The verdict of the check: ``"right"``, ``"doubtful"``, or ``"unchecked"``.
+
+    :param float limit: see :func:`score_limit`.
+    """
     if gradient == virial == r_hat == 0:
         return "unchecked"
-    return "right" if gradient <= SCORE and virial <= SCORE and r_hat <= MIXED else "doubtful"
+    return "right" if gradient <= limit and virial <= limit and r_hat <= MIXED else "doubtful"
 
 
-def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray) -> bool:
+def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray, limit: float) -> bool:
     """
     Warns if the draws of the warm-up are not from the posterior. Chains that run one by one have separate scores.
 
     :return: whether it warned.
     """
     seen = []
-    if not (gradient <= SCORE).all():
+    if not (gradient <= limit).all():
         seen.append(f"E[dU] is {gradient.max():.1f} standard errors from 0")
-    if not (virial <= SCORE).all():
+    if not (virial <= limit).all():
         seen.append(f"E[(z - m) dU] is {virial.max():.1f} standard errors from 1")
     if not (r_hat <= MIXED).all():
         seen.append(f"R-hat is {r_hat.max():.2f}")

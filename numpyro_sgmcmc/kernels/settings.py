@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.kernels.run_checks import verdict
+from numpyro_sgmcmc.kernels.run_checks import score_limit, verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.tuner import Tuning
 
@@ -69,6 +69,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         )
     tuning = jax.device_get(state.tuning)
     several = np.ndim(tuning.step_size) == 1
+    chains, coordinates = tuning.moments.places.shape[-2:]
 
     def value(x):
         return np.asarray(x) if several else np.asarray(x).item()
@@ -83,7 +84,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(np.vectorize(verdict)(*tuning.scores)),
+        "verdict": value(np.vectorize(verdict)(*tuning.scores, score_limit(coordinates, chains))),
     }
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):
