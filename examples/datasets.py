@@ -84,7 +84,11 @@ def available(name, folder=None):
     return any((folder / f"{name}.npz").is_file() for folder in search_path(folder))
 
 
-def find(name, folder=None):
+MATRIX = "X=X, y=y) or with X_train, y_train, X_test, y_test"  # what an archive is made of
+CORPUS = "indptr=indptr, indices=indices, counts=counts)"
+
+
+def find(name, folder=None, made_of=MATRIX):
     """The path of ``name``.npz. If there is none, exit with a message on where to get the file and where to put it."""
     if folder and not Path(folder).is_dir():
         sys.exit(f"--data-dir {folder}: there is no such folder.")
@@ -98,15 +102,15 @@ def find(name, folder=None):
         f"{name}.npz was found in none of these folders:\n"
         + "".join(f"  {folder}\n" for folder in dict.fromkeys(map(str, folders)))
         + "Put it into one of them, or name another by --data-dir or by the variable NUMPYRO_SGMCMC_DATA. It is an\n"
-        f'archive made by numpy.savez("{name}.npz", X=X, y=y) or with X_train, y_train, X_test, y_test.\n'
+        f'archive made by numpy.savez("{name}.npz", {made_of}.\n'
         + (f"The data: {source}.\nOur archive has the SHA-256 {digest}.\n" if source else "")
         + "Without --data the program needs no file."
     )
 
 
-def read(name, folder=None):
+def read(name, folder=None, made_of=MATRIX):
     """The arrays of ``name``.npz, all of numbers but for names of columns."""
-    path = find(name, folder)
+    path = find(name, folder, made_of)
     try:
         with np.load(path) as archive:
             return dict(archive)
@@ -135,6 +139,40 @@ def parts(name, folder=None):
         kept = ~np.isin(arrays["feature_names"], LEAKS[name])
         X, X_test = X[:, kept], None if X_test is None else X_test[:, kept]
     return X, y, X_test, y_test
+
+
+def documents(name, folder=None):
+    """
+    ``(indptr, indices, counts)``: document i has the words ``indices[indptr[i]:indptr[i + 1]]``, numbered from 0, so
+    often each. A training part is taken if there is one.
+    """
+    arrays = read(name, folder, CORPUS)
+    part = "" if "indptr" in arrays else "_train"
+    keys = [f"{key}{part}" for key in ("indptr", "indices", "counts")]
+    if not arrays.keys() >= set(keys):
+        held = ", ".join(arrays) or "no arrays"
+        sys.exit(f"{name}.npz holds {held}; this program needs indptr, indices and counts.")
+    for key in keys:
+        if arrays[key].dtype.kind not in "iu" or arrays[key].ndim != 1:
+            sys.exit(
+                f"{name}.npz: {key} has dtype {arrays[key].dtype} and shape {arrays[key].shape}, but must be a vector "
+                "of integers."
+            )
+    indptr, indices, counts = (arrays[key] for key in keys)
+    if not (len(indptr) > 1 and indptr[0] == 0 and (np.diff(indptr) >= 0).all() and indptr[-1] == len(indices)):
+        sys.exit(
+            f"{name}.npz: {keys[0]} must rise from 0 to the length of {keys[1]}, {len(indices)}: document i has the "
+            f"words {keys[1]}[{keys[0]}[i]:{keys[0]}[i + 1]]."
+        )
+    if counts.shape != indices.shape or (counts < 1).any():
+        sys.exit(f"{name}.npz: {keys[2]} must hold a number, 1 or more, for each of the {len(indices)} {keys[1]}.")
+    words = len(arrays["vocab"]) if "vocab" in arrays else np.inf
+    wrong = np.flatnonzero((indices < 0) | (indices >= words))
+    if len(wrong):
+        document = np.searchsorted(indptr, wrong[0], "right") - 1
+        allowed = "0 or more" if words == np.inf else f"0 to {words - 1}, as vocab has {words} words"
+        sys.exit(f"{name}.npz: document {document} has the word {indices[wrong[0]]}, but must have words {allowed}.")
+    return indptr, indices, counts
 
 
 def is_class_one(name, y):

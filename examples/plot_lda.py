@@ -33,8 +33,9 @@ expect_refusals()  # Euler's step explodes, as the picture shows
 # %%
 # The samplers
 # ------------
-# Thermostats, and Langevin dynamics with momentum, of the softmax of normal numbers; samplers of the simplex of topics
-# with a Dirichlet prior. A step of SCIR draws a noncentral chi-square number for each probability, which takes more
+# Thermostats, and Langevin dynamics with momentum, of the softmax of normal numbers, or of the logarithms of gamma
+# numbers, the expanded natural parameters; samplers of the simplex of topics. The last four have the same Dirichlet
+# prior. A step of SCIR draws a noncentral chi-square number for each probability, which takes more
 # time than 50 documents do: so many are in its minibatches. Its ``counts`` are those of all words, since a minibatch
 # may hold a single topic.
 
@@ -43,19 +44,21 @@ SAMPLERS = {
     "MSGNHT ssi": STEPS,
     "MSGNHT euler": STEPS,
     "SGHMC ssi": STEPS,
+    "MSGNHT ssi, expanded natural": STEPS,
+    "SGHMC ssi, expanded natural": STEPS,
     "SGRLD, expanded mean": (1e-2, 2.5e-3, 1e-3),
     "SCIR": (0.1,),
 }
-COLORS = dict(zip(SAMPLERS, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")))
+COLORS = dict(zip(SAMPLERS, ("#0072B2", "#D55E00", "#009E73", "#56B4E9", "#999999", "#CC79A7", "#E69F00")))
 
 
 def kernel_for(name, h, train, size, key):
     shape = size["topics"], size["vocabulary"]
-    batch = min(10 * BATCH if name == "SCIR" else BATCH, len(train))
+    batch = min(10 * BATCH if name == "SCIR" else BATCH, len(train) // 2)
     common = {
         "step_size": h,
         "batch_size": batch,
-        "steps_per_sample": max(len(train) // batch, 1),  # a pass
+        "steps_per_sample": len(train) // batch,  # a pass
         "local": topics.share_given_words(SWEEPS),
     }
     words = float(train.lengths.sum())
@@ -66,11 +69,18 @@ def kernel_for(name, h, train, size, key):
         if name == "SCIR":
             return SCIR(model, counts={"beta": words}, **common)
         return SGRLD(model, metric=ExpandedMean({"beta": words / shape[0]}), **common)
-    common["init_strategy"] = init_to_sample
-    model = topics.by_softmax(*shape)
-    if name.startswith("SGHMC"):
-        return SGHMC(model, friction=D, integrator="ssi", **common)
-    return MSGNHT(model, diffusion=D, integrator=name.split()[1], **common)
+    kind, _, parameters = name.partition(", ")
+    if parameters:
+        start = {"theta": jnp.log(random.dirichlet(key, jnp.ones(shape[1]), shape[:1])).T}
+        common["init_strategy"] = init_to_value(values=start)
+        model = topics.by_expanded_natural(*shape)
+    else:
+        common["init_strategy"] = init_to_sample
+        model = topics.by_softmax(*shape)
+    kernel, integrator = kind.split()
+    if kernel == "SGHMC":
+        return SGHMC(model, friction=D, integrator=integrator, **common)
+    return MSGNHT(model, diffusion=D, integrator=integrator, **common)
 
 
 def sample(name, h, train, size, args):
@@ -148,7 +158,8 @@ def main(args):
     metrics = {"data": name or "simulated", "documents": len(documents), "vocabulary": vocabulary}
     cells = [(sampler, h) for sampler, steps in SAMPLERS.items() for h in steps if sampler in args.samplers]
     if args.fast:
-        cells = [(sampler, SAMPLERS[sampler][0]) for sampler in ("MSGNHT ssi", "SGHMC ssi", "SCIR")]
+        fast = ("MSGNHT ssi", "SGHMC ssi", "MSGNHT ssi, expanded natural", "SCIR")
+        cells = [(sampler, SAMPLERS[sampler][0]) for sampler in args.samplers if sampler in fast]
     gibbs, curves, priors = [], {cell: [] for cell in cells}, []  # a curve for each split
     for split in range(args.splits):
         train, seen, unseen = topics.split(documents, split)

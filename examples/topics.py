@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 
 ALPHA = 0.1  # prior of the topics of a document
+FEWEST = 50  # documents of a corpus: parts of them are for training, validation and tests
 SMALLEST = 1e-6  # share of a topic: 0 is not inside the simplex
 
 
@@ -52,13 +53,8 @@ def read_corpus(name, folder=None, longest=None, words=None):
     :param words: size of the vocabulary: words that are in more than a tenth of the documents are left out, and of the
         others those that are in the fewest.
     """
-    arrays = datasets.read(name, folder)
-    part = "" if "indptr" in arrays else "_train"
-    keys = [f"{key}{part}" for key in ("indptr", "indices", "counts")]
-    if not arrays.keys() >= set(keys):
-        sys.exit(f"{name}.npz holds {', '.join(arrays)}; this program needs indptr, indices and counts.")
-    indptr, indices, counts = (arrays[key] for key in keys)
-    if words:
+    indptr, indices, counts = datasets.documents(name, folder)
+    if words and len(indices):
         found_in = np.bincount(indices)
         common = np.argsort(-np.where(10 * found_in > len(indptr) - 1, 0, found_in), kind="stable")[:words]
         number = np.full(len(found_in), -1)
@@ -68,7 +64,10 @@ def read_corpus(name, folder=None, longest=None, words=None):
     documents = [
         rng.permutation(np.repeat(indices[a:b], counts[a:b]))[:longest] for a, b in zip(indptr[:-1], indptr[1:])
     ]
-    return [words for words in documents if len(words) > 1], int(indices.max()) + 1
+    documents = [words for words in documents if len(words) > 1]
+    if len(documents) < FEWEST:
+        sys.exit(f"{name}.npz has {len(documents)} documents of two words or more; this program needs {FEWEST}.")
+    return documents, int(indices.max()) + 1
 
 
 def simulated_corpus(documents=300, length=40, topics=5, vocabulary=100, seed=0):
@@ -120,8 +119,22 @@ def by_dirichlet(topics, vocabulary, prior=0.1):
     return model
 
 
+def by_expanded_natural(topics, vocabulary, prior=0.1):
+    """
+    Topics with a Dirichlet prior, as the softmax of the logarithms of gamma numbers. The logarithms themselves are the
+    latent site: those of rare words are so small that the gamma numbers would be 0.
+    """
+
+    def model(corpus):
+        theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real, (), (vocabulary, topics)))
+        numpyro.factor("prior", (prior * theta - jnp.exp(theta)).sum())
+        words_of(corpus, jax.nn.softmax(theta, axis=0))
+
+    return model
+
+
 def topics_of(sites):
-    """beta of draws of either model: ``(..., vocabulary, topics)``."""
+    """beta of draws of any model: ``(..., vocabulary, topics)``."""
     return jax.nn.softmax(sites["theta"], axis=-2) if "theta" in sites else jnp.swapaxes(sites["beta"], -1, -2)
 
 
