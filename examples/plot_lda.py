@@ -71,7 +71,7 @@ def kernel_for(name, h, train, size, key):
         return SGRLD(model, metric=ExpandedMean({"beta": words / shape[0]}), **common)
     kind, _, parameters = name.partition(", ")
     if parameters:
-        start = {"theta": jnp.log(random.dirichlet(key, jnp.ones(shape[1]), shape[:1])).T}
+        start = {"theta": jnp.log(random.gamma(key, 1.0, shape)).T - 2}
         common["init_strategy"] = init_to_value(values=start)
         model = topics.by_expanded_natural(*shape)
     else:
@@ -159,7 +159,8 @@ def main(args):
     cells = [(sampler, h) for sampler, steps in SAMPLERS.items() for h in steps if sampler in args.samplers]
     if args.fast:
         fast = ("MSGNHT ssi", "SGHMC ssi", "MSGNHT ssi, expanded natural", "SCIR")
-        cells = [(sampler, SAMPLERS[sampler][0]) for sampler in args.samplers if sampler in fast]
+        chosen = fast if args.samplers == list(SAMPLERS) else args.samplers
+        cells = [(sampler, SAMPLERS[sampler][0]) for sampler in chosen]
     gibbs, curves, priors = [], {cell: [] for cell in cells}, []  # a curve for each split
     for split in range(args.splits):
         train, seen, unseen = topics.split(documents, split)

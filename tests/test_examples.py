@@ -104,6 +104,29 @@ def test_an_archive_that_does_not_fit(arrays, message, tmp_path, examples):
         datasets.parts("mine", tmp_path / "elsewhere")
 
 
+CORPUS = {"indptr": np.array([0, 2, 3]), "indices": np.array([0, 4, 1]), "counts": np.array([1, 2, 1])}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({}, "mine.npz has 1 documents of two words or more"),
+        ({"indices": np.array([0, -4, 1])}, "document 0 has the word -4"),
+        ({"vocab": np.array(["a", "b"])}, "document 0 has the word 4, but must have words 0 to 1"),
+        ({"indices": np.array([0.0, 4, 1])}, "indices has dtype float64"),
+        ({"indptr": np.array([0, 2, 7])}, "indptr must rise from 0 to the length of indices, 3"),
+        ({"counts": np.array([1, 2])}, "counts must hold a number"),
+        ({"counts": np.array([1, 0, 1])}, "counts must hold a number"),
+    ],
+)
+def test_a_file_that_is_no_corpus(change, message, tmp_path, examples):
+    import topics
+
+    np.savez(tmp_path / "mine.npz", **{**CORPUS, **change})
+    with pytest.raises(SystemExit, match=message):
+        topics.read_corpus("mine", tmp_path)
+
+
 def test_a_name_may_have_its_suffix(tmp_path, examples):
     import datasets
 

@@ -404,11 +404,43 @@ def test_a_posterior_through_mcmc():
         ({"local": lambda key, local, *_: {}}, r"a value for each of the sites \['u'\]"),
         ({"local": lambda key, local, *_: {"u": 0.0}}, r"'u' with shape \(\)"),
         ({"local": exactly, "batch_size": None}, "Give batch_size="),
+        ({"local": lambda key, local, sites, rows: {"u": rows}}, r"called as fn\(rng_key, local_sites"),
+        ({"local": lambda key, local, *_: {"u": np.zeros(B, np.float32)}}, "NumPy array for 'u'"),
+        ({"local": lambda key, local, *_: {"u": local["u"] * np.nan}}, r"'u \(drawn by local=\)'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         SGLD(effects, step_size=0.01, **{"batch_size": B, **options}).init(random.key(0), 0, None, (EFFECTS,), {})
+
+
+@pytest.mark.parametrize(
+    "site, values, error",
+    [
+        (dist.Exponential(1.0), -1.0, r"'u \(drawn by local=\)'"),
+        (dist.Beta(2.0, 2.0), 1.5, r"'u \(drawn by local=\)'"),
+        (dist.Uniform(0.0, 2.0), 2.5, r"'u \(drawn by local=\)'"),
+        (dist.Normal(0.0, 2.0), jnp.inf, r"'u \(drawn by local=\)'"),
+        (dist.Bernoulli(0.5), 2, r"'u \(drawn by local=\)'"),
+        (dist.Bernoulli(0.5), 1.0, "'u' as float32. The site is discrete"),
+        (dist.Exponential(1.0).mask(False), -1.0, None),
+        (dist.Gamma(0.01, 1.0), 0.0, None),  # rounded to the boundary
+        (dist.Bernoulli(0.5), 1, None),
+    ],
+)
+def test_values_out_of_the_support(site, values, error):
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 10))
+        with numpyro.plate("N", len(y)) as rows:
+            u = numpyro.sample("u", site)
+            numpyro.sample("y", dist.Normal(mu + u, 1), obs=y[rows])
+
+    kernel = SGLD(model, step_size=0.01, batch_size=B, local=lambda key, local, *_: {"u": jnp.full(B, values)})
+    if error is None:
+        kernel.init(random.key(0), 0, None, (EFFECTS,), {})
+        return
+    with pytest.raises(ValueError, match=error):
+        kernel.init(random.key(0), 0, None, (EFFECTS,), {})
 
 
 def test_arguments_of_local():

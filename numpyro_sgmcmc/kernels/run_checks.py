@@ -112,7 +112,7 @@ def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
     elif not stuck.size:
         of = Monitor(*(part if isinstance(part, tuple) else np.asarray(part)[kept] for part in monitor))
         scores = (score[:, -1] for score in (of.gradient, of.virial, of.r_hat))
-        if not _report_check(*scores, limit):
+        if not _report_check(*scores, limit=limit):
             _report_doubts(of, h, coordinates)
     if np.asarray(monitor.data_changed).any():
         _warn(
@@ -130,7 +130,7 @@ def _log_found(monitor: Monitor, kept: np.ndarray, limit: float) -> None:
     logger.info(
         f"found in the warm-up: step_size {h:.3g} in coordinates that standardise the posterior, steps_per_sample "
         f"{steps:.0f}, variance of the gradient noise at most {noise:.3g}; {passes:.3g} passes over the data in the "
-        f"search; verdict of the check: {verdict(*scores, limit)}."
+        f"search; verdict of the check: {verdict(*scores, limit=limit)}."
     )
 
 

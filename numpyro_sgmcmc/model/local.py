@@ -18,7 +18,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Distribution, biject_to, constraints
+from numpyro.distributions import Distribution, MaskedDistribution, biject_to, constraints
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, checked_local, is_discrete
@@ -105,7 +105,7 @@ class drawn_locally:
             }
 
         def off_support(values: Mapping[str, Any]) -> dict[str, jax.Array]:
-            inside = {name: _inside(jnp.asarray(values[name]), fn.support) for name, fn in sites.items()}
+            inside = {name: _inside(jnp.asarray(values[name]), fn) for name, fn in sites.items()}
             return {
                 name: x if as_they_are[name] else biject_to(sites[name].support).inv(x) for name, x in inside.items()
             }
@@ -136,7 +136,7 @@ class drawn_locally:
         values = jax.tree.map(lax.stop_gradient, self.local.draw(key_draw, conditional))
         if keeps_values(self):
             _told("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
-        emit(f"_{next(iter(sites))}_drawn", density(values), first)
+        emit(f"{next(iter(sites))} (drawn by local=)", density(values) + _nan_if_impossible(values, sites), first)
         return result
 
 
@@ -154,10 +154,37 @@ def _moves(support: Any) -> bool:
     return any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(support))
 
 
-def _inside(value: jax.Array, support: Any) -> jax.Array:
-    """Moves a value that was rounded to the boundary of its support, where densities may be infinite, inside."""
+def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
+    """
+    Moves a value that was rounded to the boundary of its support, where densities may be infinite, inside. A value
+    further outside becomes NaN, so that the step is refused: NumPyro's densities may be finite there. A masked site may
+    have any values.
+    """
+    support: Any = fn.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
+    if is_discrete(fn):
+        return value
+    limits = jnp.finfo(value.dtype)
+    inside, possible = value, jnp.asarray(True)
     if support in (constraints.simplex, constraints.positive, constraints.nonnegative, constraints.unit_interval):
-        value = jnp.maximum(value, jnp.finfo(value.dtype).tiny)
-    return jnp.minimum(value, 1 - jnp.finfo(value.dtype).epsneg) if support is constraints.unit_interval else value
+        inside, possible = jnp.maximum(value, limits.tiny), value >= -limits.eps
+    if support is constraints.unit_interval:
+        inside, possible = jnp.minimum(inside, 1 - limits.epsneg), possible & (value <= 1 + limits.eps)
+    elif inside is value and support.event_dim == 0:
+        possible = support(value)
+    return inside if _is_masked(fn) else jnp.where(possible, inside, jnp.nan)
+
+
+def _nan_if_impossible(values: Mapping[str, jax.Array], sites: Mapping[str, Distribution]) -> jax.Array:
+    """NaN if a discrete value is outside of its support, where its density may be finite; otherwise 0."""
+    discrete = {name: fn for name, fn in sites.items() if is_discrete(fn) and not _is_masked(fn)}
+    supports: dict[str, Any] = {name: fn.support for name, fn in discrete.items()}
+    possible = [jnp.all(support(values[name])) for name, support in supports.items()]
+    return jnp.where(jnp.asarray(possible, bool).all(), 0.0, jnp.nan)
+
+
+def _is_masked(fn: Any) -> bool:
+    while fn is not None and not isinstance(fn, MaskedDistribution):
+        fn = getattr(fn, "base_dist", None)
+    return fn is not None

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import Distribution
 
 from numpyro_sgmcmc.model.replay import LocalError
@@ -89,7 +90,14 @@ class LocalFunction:
         """The values returned by the function."""
         args, kwargs = conditional.given
         start = conditional.constrain(conditional.start)
-        values = self.fn(rng_key, start, *args, **kwargs)
+        try:
+            values = self.fn(rng_key, start, *args, **kwargs)
+        except (TypeError, LookupError, AttributeError, NameError) as error:  # those of JAX are TypeErrors
+            raise LocalError(
+                "the function given as local= fails. It is called as fn(rng_key, local_sites, global_sites, rows, "
+                "*model_args, **model_kwargs), compiled by JAX, with the values of a minibatch. The failure was: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         check_values(values, start)
         return conditional.unconstrain(values)
 
@@ -108,12 +116,23 @@ def checked_local(local: Any) -> Any:
 
 def check_values(values: Any, start: Mapping[str, jax.Array]) -> None:
     """
-    :raises ValueError: if there is not a value of the right shape for each local site.
+    :raises ValueError: if there is not a JAX array of the right shape for each local site, with integers if it is
+        discrete.
     """
     if not isinstance(values, Mapping) or values.keys() != start.keys():
         got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
         raise LocalError(f"local= must return a dict with a value for each of the sites {sorted(start)}, got {got}.")
     for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            raise LocalError(
+                f"local= returns a NumPy array for {name!r}. It would be the same in every step: draw it by jax.random "
+                "from rng_key."
+            )
+        if jnp.issubdtype(start[name].dtype, jnp.integer) and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            raise LocalError(
+                f"local= returns {name!r} as {jnp.result_type(value)}. The site is discrete, so it must be "
+                f"{start[name].dtype}."
+            )
         if jnp.shape(value) != start[name].shape:
             raise LocalError(
                 f"local= returns {name!r} with shape {jnp.shape(value)}; in this minibatch it must be "

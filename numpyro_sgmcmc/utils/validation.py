@@ -204,7 +204,7 @@ def check_energies(energies: Mapping[str, jax.Array]) -> None:
     wrong = [name for name, energy in energies.items() if not bool(jnp.isfinite(energy).all())]
     if wrong:
         raise ValueError(
-            f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Check for data that are "
-            "missing or outside the support of that site's distribution; otherwise choose another start with "
+            f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Check for values "
+            "that are missing or outside the support of that site's distribution; otherwise choose another start with "
             "init_params or init_strategy."
         )
