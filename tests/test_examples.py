@@ -65,6 +65,14 @@ def test_the_readmes_example(capsys):
     assert "posterior" in names["idata"] and "Number of divergences: 0" in capsys.readouterr().out
 
 
+def test_the_example_of_the_first_page_is_part_of_the_readmes():
+    readme, index = (re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[1] for page in FIRST)
+    assert "summary(mcmc, X, y)" in index
+    left_out = [line for line in index.splitlines() if line not in readme.splitlines()]
+    assert left_out == ["from numpyro.infer import MCMC"]
+
+
+FIRST = "README.md", "docs/index.md"
 PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 
 
