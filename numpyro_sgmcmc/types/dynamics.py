@@ -1,0 +1,166 @@
+"""Interfaces of the dynamics, and of what integrates them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from numpyro_sgmcmc.types.basic import Evaluation, Phase, Sites
+from numpyro_sgmcmc.types.potentials import Potential
+
+
+class Flow(NamedTuple):
+    """
+    The meaning of a letter of a word, declared by its dynamics.
+
+    - **name** - description, for messages.
+    - **needs_gradient**, **needs_noise** - whether it takes the gradient, and standard normal noise like ``z``.
+    - **moves** - whether it changes the position.
+    - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
+    - **place** - the adjacent letters among which it is correct, once in a word; empty: anywhere.
+    - **needs_variance** - whether it reads the variance of the gradient noise, a dict like ``z`` in ``auxiliary``.
+    - **shares_noise** - whether it uses the noise of the step, one draw like :meth:`Dynamics.noise_like` for all
+      letters with ``shares_noise``.
+    - **needs_key** - whether it takes a random key, for noise that is not normal.
+    """
+
+    name: str
+    needs_gradient: bool = False
+    needs_noise: bool = False
+    moves: bool = False
+    contains: str = ""
+    place: str = ""
+    needs_variance: bool = False
+    shares_noise: bool = False
+    needs_key: bool = False
+
+
+class Dynamics(Protocol):
+    """
+    An SDE as a set of flows, one method per letter. A flow takes ``(phase, h)``, then the gradient if it needs one,
+    then standard normal noise like ``z`` if it needs that.
+
+    Dynamics inherit from this class: it has defaults for the methods that most of them do not need.
+    """
+
+    @property
+    def flows(self) -> Mapping[str, Flow]:
+        """Letter -> flow."""
+        ...
+
+    @property
+    def integrators(self) -> Mapping[str, str]:
+        """Names of integrators in the papers -> words."""
+        ...
+
+    def largest_step(self, curvature: Any) -> Any:
+        """The largest step size of its words if no curvature of U exceeds ``curvature``, 1 for a standard normal."""
+        ...
+
+    def init(self, z: Any, noise: Any) -> Phase: ...
+
+    def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
+        """Relative variance that white gradient noise of this variance adds to z, to first order."""
+        ...
+
+    def informed(self, phase: Phase, variance: Any) -> Phase:
+        """The phase whose flows account for white gradient noise of this variance, if they need it."""
+        return phase._replace(auxiliary=variance)
+
+    def reckoning(self, phase: Phase, factor: float) -> Phase:
+        """The phase where the variance of the gradient noise, set by ``informed``, is multiplied by ``factor``."""
+        return phase._replace(auxiliary=jax.tree.map(lambda s2: factor * s2, phase.auxiliary))
+
+    def reverse(self, phase: Phase, scale: Any) -> Phase:
+        """The phase with its momentum times ``-scale``."""
+        return phase._replace(momentum=jax.tree.map(lambda p: -scale * p, phase.momentum))
+
+    def temperature(self, phase: Phase) -> Any:
+        """Kinetic temperature, 1 on average; ``()``, or :class:`BySteps`, without a momentum."""
+        del phase
+        return ()
+
+    def noise_like(self, phase: Phase) -> Any:
+        """A pytree with the structure and shapes of the noise of a step, for letters that share it."""
+        return phase.z
+
+    def settled(self, phase: Phase) -> tuple["Dynamics", Phase]:
+        """The dynamics whose adapted quantities are constants, at their values in this phase, and its phase."""
+        return self, phase
+
+    def bind(self, potential: Potential) -> "Dynamics":
+        """The dynamics for a potential, if it contains a function of the model, such as its Fisher information."""
+        del potential
+        return self
+
+
+@runtime_checkable
+class Adaptive(Protocol):
+    """A dynamics that adapts its own variables during the warm-up."""
+
+    def adapt(self, phase: Phase, gradient: Any, i: jax.Array, num_warmup: jax.Array) -> Phase:
+        """
+        The phase after step ``i`` with its thermostat and auxiliary variables adapted.
+
+        :param gradient: the last one of this step.
+        :param num_warmup: integrator steps of the warm-up. From this step on nothing may change.
+        """
+        ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A dynamics with parts that the user has written. Its coordinates are always z."""
+
+    def report(self, phase: Phase, h: jax.Array) -> Any:
+        """Arrays at the start of a chain that ``check`` needs; may be traced."""
+        ...
+
+    def check(self, report: Any, phase: Phase) -> None:
+        """
+        :raises ValueError: if an entry is wrong; the message names it.
+        """
+        ...
+
+
+@runtime_checkable
+class Thermostatted(Protocol):
+    """A dynamics that measures its own temperature, and needs a start close to equilibrium."""
+
+    def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
+        """The phase with thermostats that balance gradient noise of this variance."""
+        ...
+
+
+class Integrator(Protocol):
+    """One step of size h; ``gradient`` is carried from step to step if ``carries_gradient``."""
+
+    @property
+    def carries_gradient(self) -> bool: ...
+
+    @property
+    def evaluates_start(self) -> bool:
+        """Whether a step evaluates a gradient at its initial position."""
+        ...
+
+    @property
+    def evaluates_end(self) -> bool:
+        """Whether a step evaluates a gradient at its final position."""
+        ...
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether a step needs the variance of the gradient noise, which must be white (:meth:`Dynamics.informed`)."""
+        ...
+
+    def check(self, dynamics: Dynamics) -> None: ...
+
+    def step(
+        self,
+        dynamics: Dynamics,
+        phase: Phase,
+        gradient: Any,
+        h: jax.Array,
+        gradient_fn: Callable[[Sites], Evaluation],
+        rng_key: jax.Array,
+    ) -> tuple[Phase, Any, tuple[Evaluation, ...]]: ...
