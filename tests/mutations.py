@@ -406,8 +406,6 @@ FAULTS = [
           "test_visits:sparse"),
     Fault("local: any values of a function", "local", "jnp.where(possible, inside, jnp.nan)", "inside",
           "test_local:out_of_the_support"),
-    Fault("local: any discrete values", "local", "jnp.asarray(possible, bool).all()", "True",
-          "test_local:out_of_the_support"),
     Fault("visits: begun at the prior", "local", "axis_of_rows(seen, x), x", "axis_of_rows(0 * seen, x), x",
           "test_visits:law_of"),
     Fault("visits: refused steps write", "in_place", "jnp.where(where, units, len(table))", "units",

@@ -136,7 +136,7 @@ class drawn_locally:
         values = jax.tree.map(lax.stop_gradient, self.local.draw(key_draw, conditional))
         if keeps_values(self):
             _told("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
-        emit(f"{next(iter(sites))} (drawn by local=)", density(values) + _nan_if_impossible(values, sites), first)
+        emit(f"{next(iter(sites))} (drawn by local=)", density(values), first)
         return result
 
 
@@ -174,14 +174,6 @@ def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
     elif inside is value and support.event_dim == 0:
         possible = support(value)
     return inside if _is_masked(fn) else jnp.where(possible, inside, jnp.nan)
-
-
-def _nan_if_impossible(values: Mapping[str, jax.Array], sites: Mapping[str, Distribution]) -> jax.Array:
-    """NaN if a discrete value is outside of its support, where its density may be finite; otherwise 0."""
-    discrete = {name: fn for name, fn in sites.items() if is_discrete(fn) and not _is_masked(fn)}
-    supports: dict[str, Any] = {name: fn.support for name, fn in discrete.items()}
-    possible = [jnp.all(support(values[name])) for name, support in supports.items()]
-    return jnp.where(jnp.asarray(possible, bool).all(), 0.0, jnp.nan)
 
 
 def _is_masked(fn: Any) -> bool:
