@@ -71,6 +71,7 @@ def kernel_for(name, h, train, size, key):
         return SGRLD(model, metric=ExpandedMean({"beta": words / shape[0]}), **common)
     kind, _, parameters = name.partition(", ")
     if parameters:
+        common["inverse_mass_matrix"] = 4.0  # logarithms take longer steps well, unlike SGRLD's means
         start = {"theta": jnp.log(random.gamma(key, 1.0, shape)).T - 2}
         common["init_strategy"] = init_to_value(values=start)
         model = topics.by_expanded_natural(*shape)
