@@ -114,8 +114,8 @@ def main(args):
         metrics["perplexity"] = {
             f"{sampler}, h = {h:g}, D = {D:.3g}": found for (sampler, h, D), found in table.items()
         }
+        plt.close("all")  # the last picture stays open, for the page
         save(args, "many_topics", draw(table), metrics)
-        plt.close("all")
     for what, found in metrics["perplexity"].items():
         print(f"{what:36} {found['perplexity']:9.1f}", "steps were refused" * found["refused"])
 
