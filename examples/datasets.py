@@ -84,11 +84,11 @@ def available(name, folder=None):
     return any((folder / f"{name}.npz").is_file() for folder in search_path(folder))
 
 
-MATRIX = "X=X, y=y) or with X_train, y_train, X_test, y_test"  # what an archive is made of
-CORPUS = "indptr=indptr, indices=indices, counts=counts)"
+MATRIX = 'numpy.savez("{}.npz", X=X, y=y) or with X_train, y_train, X_test, y_test'  # how an archive is made
+CORPUS = 'numpy.savez("{}.npz", indptr=indptr, indices=indices, counts=counts)'
 
 
-def find(name, folder=None, made_of=MATRIX):
+def find(name, folder=None, made_by=MATRIX):
     """The path of ``name``.npz. If there is none, exit with a message on where to get the file and where to put it."""
     if folder and not Path(folder).is_dir():
         sys.exit(f"--data-dir {folder}: there is no such folder.")
@@ -102,15 +102,15 @@ def find(name, folder=None, made_of=MATRIX):
         f"{name}.npz was found in none of these folders:\n"
         + "".join(f"  {folder}\n" for folder in dict.fromkeys(map(str, folders)))
         + "Put it into one of them, or name another by --data-dir or by the variable NUMPYRO_SGMCMC_DATA. It is an\n"
-        f'archive made by numpy.savez("{name}.npz", {made_of}.\n'
+        f"archive made by {made_by.format(name)}.\n"
         + (f"The data: {source}.\nOur archive has the SHA-256 {digest}.\n" if source else "")
         + "Without --data the program needs no file."
     )
 
 
-def read(name, folder=None, made_of=MATRIX):
+def read(name, folder=None, made_by=MATRIX):
     """The arrays of ``name``.npz, all of numbers but for names of columns."""
-    path = find(name, folder, made_of)
+    path = find(name, folder, made_by)
     try:
         with np.load(path) as archive:
             return dict(archive)

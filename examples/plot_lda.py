@@ -35,9 +35,9 @@ expect_refusals()  # Euler's step explodes, as the picture shows
 # ------------
 # Thermostats, and Langevin dynamics with momentum, of the softmax of normal numbers, or of the logarithms of gamma
 # numbers, the expanded natural parameters; samplers of the simplex of topics. The last four have the same Dirichlet
-# prior. A step of SCIR draws a noncentral chi-square number for each probability, which takes more
-# time than 50 documents do: so many are in its minibatches. Its ``counts`` are those of all words, since a minibatch
-# may hold a single topic.
+# prior. A step of SCIR draws a noncentral chi-square number for each probability, which takes more time than 50
+# documents do: so many are in its minibatches. Its ``counts`` are those of all words, since a minibatch may hold a
+# single topic.
 
 STEPS = (1e-2, 2.5e-3, 5e-4)
 SAMPLERS = {

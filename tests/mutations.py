@@ -149,7 +149,7 @@ FAULTS = [
           "test_tuning:normal_law"),
     Fault("newton: the mode alone", "newton", "trees.where(arrived, start, trial)", "trees.where(arrived, law, trial)",
           "test_tuning:pit"),
-    Fault("run checks: one limit for all", "run_checks", "UNLUCKY / (4 * coordinates)", "UNLUCKY / 4",
+    Fault("pilot: one limit for all", "pilot", "largest_z_score(2 * coordinates,", "largest_z_score(2,",
           "test_tuning:chance"),
     Fault("tuner: not frozen", "tuner", "num_warmup // 4, num_warmup // 2]", "num_warmup // 4, num_warmup]",
           "test_tuning:frozen"),

@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
-from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps, score_limit
+from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
@@ -163,8 +163,7 @@ def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
     worst = {name: float(np.max(score)) for name, score in found["scores"].items()}
     z = max(worst["gradient"], worst["virial"])
     checked = worst["r_hat"] > 0
-    chains, coordinates = state.tuning.moments.places.shape[-2:]
-    limit = score_limit(coordinates, chains)
+    limit = state.tuning.score_limit
     red = checked and not (z <= limit and worst["r_hat"] <= MIXED)
     inflation = float(np.max(found["predicted_inflation"]))
     return {

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from scipy.special import stdtrit  # a dependency of jax
+
+from numpyro_sgmcmc.utils.chance import largest_z_score
 
 BLOCKS = 20  # blocks per chain
-FALSE_ALARMS = 1e-3  # probability of a false alarm in a line of a table
 TOGETHER = 256  # number of coordinates whose autocovariances are in memory at once
 FEWEST = 8  # smallest number of draws per chain for which a standard error is estimated
 
@@ -76,15 +76,15 @@ def r_hat(x: np.ndarray) -> np.ndarray:
 
 def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
     """
-    The z-score that the largest of ``tests`` z-scores exceeds with probability ``FALSE_ALARMS``: a quantile of
-    Student's t. Its degrees of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample
+    The limit of the largest of ``tests`` z-scores (:func:`~numpyro_sgmcmc.utils.chance.largest_z_score`). Its degrees
+    of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample
     size if that is less, as for slow chains, whose blocks are not independent.
 
     :param ess: effective sample size, a number or an array.
     :return: the z-score for each ``ess``.
     """
     freedom = np.maximum(np.minimum(BLOCKS * chains, np.asarray(ess) / 2) - 1, 2)
-    return -stdtrit(freedom, FALSE_ALARMS / (2 * max(tests, 1)))
+    return largest_z_score(tests, freedom)
 
 
 def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int = BLOCKS) -> Any:

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size
-from scipy.special import stdtrit  # a dependency of jax
 
-from numpyro_sgmcmc.tuning.pilot import BLOCKS
+from numpyro_sgmcmc.tuning.pilot import score_limit
 from numpyro_sgmcmc.utils.compat import stack_level
 
 logger = logging.getLogger(__name__.partition(".")[0])
@@ -32,7 +31,6 @@ NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
 LONG_ENOUGH = 100  # draws per chain needed for the checks of energy and mixing
 HIGH, FAR = 5.0, 10.0  # sds of the late energies by which the first draws, and the very first one, lie above their mean
 CHANCE = 1e-6  # probability of a false report by :func:`beyond_chance`
-UNLUCKY = 1e-3  # probability that one of the z-scores of a check exceeds :func:`score_limit` by chance
 LONG = 3.0  # a squared step, relative to that of its noise
 FIRST = 64  # coordinates per site that are used to distinguish chains
 
@@ -134,21 +132,11 @@ def _log_found(monitor: Monitor, kept: np.ndarray, limit: float) -> None:
     )
 
 
-def score_limit(coordinates: int, chains: int) -> float:
-    """
-    The bound of the z-scores of a check: a quantile of Student's t for the worst of two scores per coordinate, each
-    from blocks of draws. Draws that depend on each other beyond a block exceed it more often, up to one run in twenty.
-
-    :param int chains: number of chains that are tuned together.
-    """
-    return -float(stdtrit(BLOCKS * chains - 1, UNLUCKY / (4 * coordinates)))
-
-
 def verdict(gradient: float, virial: float, r_hat: float, limit: float) -> str:
     """
     The verdict of the check: ``"right"``, ``"doubtful"``, or ``"unchecked"``.
 
-    :param float limit: see :func:`score_limit`.
+    :param float limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
     """
     if gradient == virial == r_hat == 0:
         return "unchecked"

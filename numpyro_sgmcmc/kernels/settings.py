@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.kernels.run_checks import score_limit, verdict
+from numpyro_sgmcmc.kernels.run_checks import verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.tuner import Tuning
 
@@ -69,7 +69,6 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         )
     tuning = jax.device_get(state.tuning)
     several = np.ndim(tuning.step_size) == 1
-    chains, coordinates = tuning.moments.places.shape[-2:]
 
     def value(x):
         return np.asarray(x) if several else np.asarray(x).item()
@@ -84,7 +83,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(np.vectorize(verdict)(*tuning.scores, score_limit(coordinates, chains))),
+        "verdict": value(np.vectorize(verdict)(*tuning.scores, tuning.score_limit)),
     }
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):

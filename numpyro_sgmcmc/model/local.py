@@ -163,16 +163,15 @@ def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
     support: Any = fn.support
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    if is_discrete(fn):
-        return value
-    limits = jnp.finfo(value.dtype)
-    inside, possible = value, jnp.asarray(True)
     if support in (constraints.simplex, constraints.positive, constraints.nonnegative, constraints.unit_interval):
+        limits = jnp.finfo(value.dtype)
         inside, possible = jnp.maximum(value, limits.tiny), value >= -limits.eps
-    if support is constraints.unit_interval:
-        inside, possible = jnp.minimum(inside, 1 - limits.epsneg), possible & (value <= 1 + limits.eps)
-    elif inside is value and support.event_dim == 0:
-        possible = support(value)
+        if support is constraints.unit_interval:
+            inside, possible = jnp.minimum(inside, 1 - limits.epsneg), possible & (value <= 1 + limits.eps)
+    elif support.event_dim == 0 and not is_discrete(fn):
+        inside, possible = value, support(value)
+    else:
+        return value
     return inside if _is_masked(fn) else jnp.where(possible, inside, jnp.nan)
 
 

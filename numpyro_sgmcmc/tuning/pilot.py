@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.coordinates import axes_of, product
+from numpyro_sgmcmc.utils.chance import largest_z_score
 
 BLOCKS = 20  # blocks per round
 OUTLYING = 20.0  # maximal squared length of a sample of the noise, relative to the median
@@ -126,6 +127,16 @@ def evidence(moments: Moments) -> Evidence:
         z_score(virial, 1.0),
         r_hat,
     )
+
+
+def score_limit(coordinates: int, chains: int) -> float:
+    """
+    The bound of the z-scores of a round, for the worst of two scores per coordinate. Draws that depend on each other
+    beyond a block exceed it more often than the stated chance, up to one run in twenty.
+
+    :param int chains: number of chains that are tuned together.
+    """
+    return float(largest_z_score(2 * coordinates, BLOCKS * chains - 1))
 
 
 def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
-from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, rotation, shortened, stretch
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, rotation, score_limit, shortened, stretch
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.wide import VECTORS
@@ -73,6 +73,12 @@ class Tuning(NamedTuple):
     def told(self) -> list[jax.Array]:
         """The numbers that a run reports: steps per draw, largest variance of the noise, passes, inflation, scores."""
         return [self.num_steps, self.variance.max(), self.passes, self.inflation, *self.scores]
+
+    @property
+    def score_limit(self) -> float:
+        """The bound of the scores: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`."""
+        chains, coordinates = self.moments.places.shape[-2:]
+        return score_limit(coordinates, chains)
 
 
 class Scores(NamedTuple):
