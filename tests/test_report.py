@@ -210,7 +210,9 @@ class State(NamedTuple):
     refused: Any
 
 
-def test_the_bar_tells_of_the_state_before():
+def test_the_bar_tells_of_the_state_before(monkeypatch):
+    clock = iter(range(100))  # a second from look to look
+    monkeypatch.setattr(report_module.time, "monotonic", lambda: next(clock))
     at = lambda steps, *refused: State(jnp.uint32([steps] * 2), jnp.zeros((2, 4), jnp.uint32), jnp.array(refused))  # noqa: E731
     bar, stuck, well = Bar(), at(0, 100, 3), at(0, 0, 0)
     jax.block_until_ready((stuck, well))

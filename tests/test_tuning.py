@@ -107,6 +107,16 @@ def test_a_resume_goes_on_with_what_was_found():
     assert (before["coordinates"].scale == after["coordinates"].scale).all()
 
 
+def test_after_the_warm_up_its_moments_cost_nothing():
+    """Only loops take them, which change them in place: a conditional would copy them in each transition."""
+    kernel = SGHMC(regression, batch_size=100)
+    state = kernel.init(random.key(0), 80, None, (X, Y), {})
+    transition = jax.make_jaxpr(lambda state: kernel.sample(state, (X, Y), {}))(state)
+    shapes = {x.shape for x in jax.tree.leaves(state.tuning.moments) if x.size > D**2}
+    takes = [eqn for eqn in transition.eqns if any(getattr(var.aval, "shape", ()) in shapes for var in eqn.invars)]
+    assert len(shapes) > 1 and {eqn.primitive.name for eqn in takes} == {"while"}
+
+
 @pytest.mark.slow
 def test_the_law_is_frozen_after_half_of_the_warm_up():
     kernel = SGHMC(regression, batch_size=100)

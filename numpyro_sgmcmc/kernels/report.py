@@ -45,7 +45,9 @@ class Collected:
     def is_whole_run(self) -> bool:
         """Whether the axes are chains and draws. During a run draws are the first axis, or there is none of chains."""
         packed = self.packed
-        if not isinstance(packed, (jax.Array, np.ndarray)) or isinstance(packed, Tracer) or packed.ndim != 3:
+        if getattr(packed, "ndim", 0) != 3:  # first, as this is asked at every call
+            return False
+        if not isinstance(packed, (jax.Array, np.ndarray)) or isinstance(packed, Tracer):
             return False
         if self.chains == 1:
             return True
@@ -97,22 +99,23 @@ class Bar:
 
     def __call__(self, state: Any) -> str:
         before, self._before = self._before, (state.i, state.marks, state.refused)
-        if before is None or any(isinstance(x, Tracer) or not x.is_ready() for x in before):
+        if before is None or (self._looked is not None and time.monotonic() - self._looked[0] < READABLE):
             return self._text
-        i, marks, refused = before
-        if self._looked is None or time.monotonic() - self._looked[0] >= READABLE:
-            self._look(i, marks)
-        stuck = np.atleast_1d(np.asarray(refused)) >= STUCK
-        still = f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
-        return ", ".join(filter(None, (self._text, still)))
+        if all(not isinstance(x, Tracer) and x.is_ready() for x in before):
+            self._look(*before)
+        return self._text
 
-    def _look(self, i: jax.Array, marks: jax.Array) -> None:
+    def _look(self, i: jax.Array, marks: jax.Array, refused: jax.Array) -> None:
         wraps = np.asarray(marks).reshape(-1, marks.shape[-1])[0, 0]
         now, steps = time.monotonic(), int(np.ravel(i)[0]) + 2**32 * int(wraps)
         last, self._looked = self._looked, (now, steps)
+        stuck = np.atleast_1d(np.asarray(refused)) >= STUCK
+        still = f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
+        self._text = ", ".join(filter(None, (self._pace(last, now, steps), still)))
+
+    def _pace(self, last: tuple[float, int] | None, now: float, steps: int) -> str:
         if last is None or self._plate is None or steps < last[1]:  # fewer steps: another chain
-            self._text = ""
-            return
+            return ""
         size, batch = self._plate
         rows, pace = steps * batch, (steps - last[1]) * batch / (now - last[0])
-        self._text = f"{rows:.3g} rows, {rows / size:.3g} passes, {pace:.3g} rows/s"
+        return f"{rows:.3g} rows, {rows / size:.3g} passes, {pace:.3g} rows/s"

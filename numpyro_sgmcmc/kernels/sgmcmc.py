@@ -16,39 +16,26 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_sgmcmc.dynamics.splitting import Splitting, named
-from numpyro_sgmcmc.gradients.control_variate import ControlVariate
-from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
+from numpyro_sgmcmc.kernels.parts import chain_of_parts
 from numpyro_sgmcmc.kernels.report import Bar
 from numpyro_sgmcmc.kernels.state import SGMCMCState, raw_key
 from numpyro_sgmcmc.kernels.validation import (
-    check_can_be_quiet,
-    check_center,
-    check_found_fits,
-    check_independent,
+    check_fits,
     check_init_params,
-    check_inverse_mass_fits,
-    check_mass_has_step,
     check_not_mapped,
-    check_previous,
     check_resumed,
     checked_found,
-    checked_init_strategy,
-    checked_part,
     warn_of_scattered_rows,
     warn_of_sites,
 )
 from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.local import keeps_values, with_local
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
-from numpyro_sgmcmc.tuning.schedules import as_schedule
 from numpyro_sgmcmc.types import (
     Adaptive,
     Checked,
@@ -139,47 +126,14 @@ class SGMCMC(MCMCKernel):
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
     ):
-        if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
-            integrator = named(integrator, dynamics)
-        integrator.check(dynamics)
-        schedule = as_schedule(1.0 if step_size is None else step_size)
-        if getattr(schedule, "relative", False):
-            step_size = None
-        if getattr(schedule, "exploration", 0):
-            check_can_be_quiet(dynamics, integrator)
-        if gradient is None:
-            gradient = Minibatch() if step_size is not None else ControlVariate()
-        if rows is None:
-            rows = WithoutReplacement() if integrator.needs_variance else Reshuffled()
-        checked_part("gradient", gradient, "evaluate", "Minibatch()")
-        checked_part("rows", rows, "__call__", "Reshuffled()")
-        estimator, scheme = gradient.with_rows(rows)
-        if integrator.needs_variance:
-            check_independent(scheme, integrator)
-        check_center(estimator, step_size)
-        check_mass_has_step(getattr(dynamics, "inverse_mass_matrix", 1.0), step_size)
-        if step_size is None and isinstance(dynamics, Checked):
-            raise ValueError(
-                f"step_size= is missing: the warm-up cannot choose one for {type(dynamics).__name__}, because it would "
-                "change the coordinates. Give a step_size."
-            )
-        self._dense_mass, self._known = checked_found(dense_mass, settings, step_size)
         self._users_model = checked_model(model)
         self._model = with_local(model, local)
-        if keeps_values(self._model):
-            check_previous(estimator, integrator, step_size)
-        self._chain = Chain(
-            dynamics,
-            integrator,
-            estimator,
-            scheme,
-            schedule,
-            checked_init_strategy(init_strategy),
-            step_size is None,
-        )
+        kept = keeps_values(self._model)
+        self._chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
+        self._dense_mass, self._known = checked_found(dense_mass, settings, self._chain.tuned)
         self.batch_size = checked_batch_size(batch_size)
         if steps_per_sample is None:
-            self.steps_per_sample = None if step_size is None else 1
+            self.steps_per_sample = None if self._chain.tuned else 1
         else:
             self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
         self._bar = Bar()
@@ -271,12 +225,7 @@ class SGMCMC(MCMCKernel):
             )
         if chain.tuned:
             check_not_mapped(rng_key)
-            check_found_fits(self._known, potential.prototype)
-            blocks_of(potential.prototype, self._dense_mass)  # checks the names
-        check_inverse_mass_fits(getattr(self.dynamics, "inverse_mass_matrix", None), potential.prototype)
-        if getattr(self.dynamics, "skew", None) is not None:
-            self.dynamics.skew.check(potential.prototype)
-        chain.gradient.check(potential, rng_key.shape[0] if batched else 1)
+        check_fits(chain, potential, self._known, self._dense_mass, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential.prototype, batched)
         on_potential = partial(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.kernels.chain import Chain
@@ -43,8 +43,20 @@ def tuned(tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gra
     """
     The state at the start of a transition, with the settings that the warm-up has found so far.
 
+    After the warm-up nothing is computed. This is a loop of one iteration or none, because XLA updates the variables of
+    a loop in place, while a conditional would copy the moments of the warm-up in every transition.
+
     :param first_gradient: (state, key) -> the first gradient, for words that carry one; None for other words.
     """
+    t = state.tuning.transition
+    during = (t <= state.tuning.num_warmup).astype(jnp.int32)
+    state = lax.fori_loop(0, during, lambda _, state: _updated(tuner, potential, state, first_gradient), state)
+    return state._replace(tuning=state.tuning._replace(transition=jnp.minimum(t + 1, 2**31 - 2)))
+
+
+def _updated(
+    tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gradient: Callable | None
+) -> SGMCMCState:
     batched = jnp.ndim(state.i) == 1
     with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
     without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731

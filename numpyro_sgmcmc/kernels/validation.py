@@ -1,6 +1,6 @@
 """
-Checks of a kernel's arguments: parts that do not work together, a start or a state that does not fit the model. Each
-error names the argument and a remedy. The checks at the end only warn.
+Checks of a kernel's arguments against the model: parts, settings, a start or a state that does not fit it. Each error
+names the argument and a remedy. The checks at the end only warn.
 """
 
 from collections.abc import Mapping
@@ -11,86 +11,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.kernels.chain import Chain
+from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.model.structure import Structure
-from numpyro_sgmcmc.types import Dynamics, GradientEstimator, RowScheme, Thermostatted
+from numpyro_sgmcmc.types import RowScheme
 from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
 
 MOST_COORDINATES = 100_000  # the limit for choosing a step size: the moments of the warm-up take about 100 numbers each
 
 
-def checked_part(name: str, part: Any, verb: str, example: str) -> Any:
-    """``part``, if it is an instance and not a class or a name."""
-    if isinstance(part, type) or not hasattr(part, verb):
-        raise TypeError(f"{name}={part!r} must be an instance with `{verb}`, for example {name}={example}.")
-    return part
-
-
-def check_center(gradient: Any, step_size: Any) -> None:
-    """
-    :raises ValueError: for an estimator without a centre, in a kernel whose warm-up does not choose one.
-    """
-    if step_size is not None and getattr(gradient, "shared", False):
-        raise ValueError(
-            f"{type(gradient).__name__}() has no center. The warm-up chooses one only if it also chooses the step "
-            "size. Leave step_size= out, or give center=find_mode(model, key, ...)."
-        )
-
-
-def check_mass_has_step(inverse_mass: Any, step_size: Any) -> None:
-    """
-    :raises ValueError: for masses without a step size; the warm-up chooses both or neither.
-    """
-    if step_size is None and (isinstance(inverse_mass, Mapping) or inverse_mass != 1.0):
-        raise ValueError(
-            "inverse_mass_matrix= is given without step_size=, but the warm-up chooses both together. Leave both out, "
-            "or give both."
-        )
-
-
-def check_independent(rows: RowScheme, integrator: Any) -> None:
-    """
-    :raises ValueError: for batches that depend on each other, with a word that assumes white gradient noise.
-    """
-    if not getattr(rows, "independent", False):
-        raise ValueError(
-            f"rows={getattr(rows, 'scheme', rows)!r} gives batches whose errors partly cancel, but {integrator!r} "
-            "subtracts the variance of independent batches from its own noise, so the draws would be too narrow. Leave "
-            "rows= out, or use rows=WithoutReplacement()."
-        )
-
-
-def check_can_be_quiet(dynamics: Dynamics, integrator: Any) -> None:
-    """
-    :raises ValueError: for noise that cannot be left out, or a thermostat that would compensate for its absence.
-    """
-    flows = [integrator.flows[letter] for letter in getattr(integrator, "word", "")]
-    if not flows or any(flow.needs_key for flow in flows) or isinstance(dynamics, Thermostatted):
-        raise ValueError(
-            f"step_size=Cyclical(exploration=...) leaves out the normal noise of SGLD and SGHMC, but {integrator!r} of "
-            f"{type(dynamics).__name__} has other noise, or a thermostat that compensates for its absence. Use "
-            "exploration=0, or SGLD or SGHMC."
-        )
-
-
-def checked_init_strategy(init_strategy: Any) -> Any:
-    """None or a function, as for NUTS."""
-    if init_strategy is not None and not callable(init_strategy):
-        raise TypeError(
-            f"init_strategy={init_strategy!r} must be a function, for example numpyro.infer.init_to_median."
-        )
-    return init_strategy
-
-
-def checked_found(dense_mass: Any, settings: Any, step_size: Any) -> tuple[Any, Any]:
+def checked_found(dense_mass: Any, settings: Any, tuned: bool) -> tuple[Any, Any]:
     """
     ``dense_mass``, and coordinates and curvature of ``settings`` or None.
 
+    :param bool tuned: whether the warm-up chooses the step size.
     :raises ValueError: if either is given with a step size; if ``dense_mass`` is neither a bool nor tuples of names.
     :raises TypeError: if ``settings`` is not a result of :func:`~numpyro_sgmcmc.settings`.
     """
-    if step_size is not None and (dense_mass is not True or settings is not None):
+    if not tuned and (dense_mass is not True or settings is not None):
         name = "settings" if settings is not None else "dense_mass"
         raise ValueError(f"{name}= is used only if the warm-up chooses the step size. Leave {name}= or step_size= out.")
     if not isinstance(dense_mass, bool):
@@ -138,13 +78,21 @@ def check_found_fits(known: Any, prototype: Mapping[str, Any]) -> None:
         )
 
 
-def check_inverse_mass_fits(inverse_mass: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+def check_fits(chain: Chain, potential: ModelPotential, known: Any, dense_mass: Any, num_chains: int) -> None:
     """
-    :raises ValueError: for a dict that is not like ``z``.
+    :param known: coordinates and curvature of another run, or None.
+    :raises ValueError: for parts of a kernel, or settings of another run, that do not fit the model.
     """
-    if not isinstance(inverse_mass, Mapping):
-        return
-    check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
+    prototype = potential.prototype
+    if chain.tuned:
+        check_found_fits(known, prototype)
+        blocks_of(prototype, dense_mass)  # checks the names
+    inverse_mass = getattr(chain.dynamics, "inverse_mass_matrix", None)
+    if isinstance(inverse_mass, Mapping):
+        check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
+    if getattr(chain.dynamics, "skew", None) is not None:
+        chain.dynamics.skew.check(prototype)
+    chain.gradient.check(potential, num_chains)
 
 
 def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
@@ -165,25 +113,6 @@ def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeSt
                     "init_params=jax.tree.map(lambda x: jnp.stack([x] * num_chains), values)."
                 )
     check_sites("init_params", init_params, prototype, batched=batched)
-
-
-def check_previous(gradient: GradientEstimator, integrator: Any, step_size: Any) -> None:
-    """
-    :raises ValueError: for a kernel that cannot keep local values from visit to visit.
-    """
-    what = 'local= has start="previous", which keeps the local values of each row,'
-    if step_size is None:
-        raise ValueError(
-            f"{what} but step_size= is missing, and the search of the warm-up cannot keep them. Give a step_size, or "
-            "use start=None or a function."
-        )
-    if integrator.needs_variance:
-        raise ValueError(
-            f"{what} but {integrator!r} assumes that the gradient noise is white, while the noise of kept values "
-            "persists from visit to visit. Use start=None or a function."
-        )
-    if not hasattr(gradient, "keeps_local_values"):
-        raise ValueError(f"{what} but gradient={gradient!r} cannot store them. Use gradient=Minibatch().")
 
 
 def check_resumed(z: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:

@@ -144,8 +144,8 @@ class Tuner:
         self, potential: Potential, tuning: Tuning, z: Any, energies: jax.Array, phase: Phase, gradient_state: Any, key
     ) -> tuple[Tuning, Phase, Any]:
         """
-        Called before a transition. At the end of a round it updates the settings; within a round it adds the previous
-        draw to the moments.
+        Called before a transition of the warm-up, and before the first one after it. At the end of a round it updates
+        the settings; within a round it adds the previous draw to the moments.
 
         :param z: positions of the chains, along the first axis, as in ``energies`` and ``phase``.
         """
@@ -184,7 +184,7 @@ class Tuner:
             return self._settled(potential, tuning, x, differences.reshape(-1, x.shape[-1]), key_momentum)
 
         tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=moments), phase))
-        return tuning._replace(scores=scores, transition=jnp.minimum(t + 1, 2**31 - 2)), phase, gradient_state
+        return tuning._replace(scores=scores), phase, gradient_state
 
     def _change(self, potential, z, energies, key, found, tuning, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
