@@ -201,7 +201,7 @@ FAULTS = [
           "potential.plates", "test_nogin:randomised"),
     Fault("G: measured where there is no noise", "chain", "noisy = potential.plates or potential.randomised",
           "noisy = True", "test_nogin:without_minibatches"),
-    Fault("G: reshuffled rows by default", "sgmcmc", "WithoutReplacement() if", "Reshuffled() if",
+    Fault("G: reshuffled rows by default", "parts", "WithoutReplacement() if", "Reshuffled() if",
           "test_nogin:independent"),
     # preconditioners
     Fault("preconditioner: never frozen", "preconditioned", "~old.frozen & (i < half)", "jnp.ones((), bool)",

@@ -90,8 +90,9 @@ def check_fits(chain: Chain, potential: ModelPotential, known: Any, dense_mass: 
     inverse_mass = getattr(chain.dynamics, "inverse_mass_matrix", None)
     if isinstance(inverse_mass, Mapping):
         check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
-    if getattr(chain.dynamics, "skew", None) is not None:
-        chain.dynamics.skew.check(prototype)
+    skew = getattr(chain.dynamics, "skew", None)
+    if skew is not None:
+        skew.check(prototype)
     chain.gradient.check(potential, num_chains)
 
 
