@@ -1,6 +1,8 @@
 """``summary``: its numbers against exact laws, planted faults, and what it takes."""
 
 import functools
+from types import SimpleNamespace
+from typing import Any
 import warnings
 
 import jax
@@ -27,10 +29,11 @@ from numpyro_sgmcmc import (
     couple,
     summary,
 )
+from numpyro_sgmcmc.diagnostics import data_lines
 from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, error_of, r_hat, standard_error
-from numpyro_sgmcmc.diagnostics.predicted import gradient_pairs
+from numpyro_sgmcmc.diagnostics.predicted import Prediction, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
@@ -288,6 +291,27 @@ def test_predicted_inflation_is_what_comes_out():
     predicted = np.array(list(found["inflation_by_noise"]["by_coordinate"].values()))
     assert 0.3 < true.min()
     np.testing.assert_allclose(predicted, true, rtol=0.2, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "inflation, error, verdict",
+    [
+        (0.02, 0.01, "ok"),
+        (0.2, 0.01, "doubtful"),
+        (0.5, 0.01, "wrong"),
+        (60.0, 24.0, "doubtful"),
+        (0.02, 0.2, "doubtful"),
+    ],
+)
+def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, monkeypatch):
+    prediction = Prediction(*map(np.array, ([0.0, inflation], [0.0, error], [0.0, 0.0], [1.0, 1.0])), 2, np.eye(2))
+    monkeypatch.setattr(data_lines, "predicted", lambda *_: prediction)
+    draws: Any = SimpleNamespace(z=np.zeros((4, 100, 2)), names=["a", "b"], sites=["a", "b"])
+    nothing: Any = None
+    gradients: Any = SimpleNamespace(values=nothing)
+    line = data_lines.prediction_lines(nothing, nothing, draws, gradients, nothing, 1.0)["inflation_by_noise"]
+    assert line.verdict == verdict
+    assert ("standard error" in line.advice) == (error > 0.15)
 
 
 @pytest.mark.slow

@@ -170,13 +170,20 @@ def prediction_lines(
         certain = np.where(size - bound(len(size), len(draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
         worst = int(np.argmax(certain if certain.any() else size))
         known_to = f" +- {error[worst]:.1%}" if error[worst] > 0.01 else ""
+        verdict, way_out = graded(float(certain.max()), *VARIANCE), advice[key]
+        if verdict == "ok" and error.max() > UNCERTAIN:
+            verdict = "doubtful"
+            way_out = (
+                f"its standard error is {error.max():.0%} at {draws.names[int(np.argmax(error))]}, which is too large "
+                "for a verdict: larger batches, or a smaller step_size."
+            )
         lines[f"inflation_by_{key}"] = Line(
             f"inflation predicted from {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else ""),
             float(inflation[worst]),
             f"{inflation[worst]:+.1%}{known_to} at {draws.names[worst]}",
             f"<= {VARIANCE[0]:.0%}",
-            graded(float(certain.max()), *VARIANCE),
-            advice[key],
+            verdict,
+            way_out,
             {
                 "where": draws.names[worst],
                 "by_coordinate": dict(zip(draws.names, inflation.tolist())),
