@@ -443,11 +443,28 @@ def test_values_out_of_the_support(site, values, error):
         kernel.init(random.key(0), 0, None, (EFFECTS,), {})
 
 
+@pytest.mark.parametrize("local", [LocalHMC(0.3), lambda key, local, *_: local])
+def test_a_local_site_with_an_improper_prior(local):
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 10))
+        with numpyro.plate("N", len(y)) as rows:
+            u = numpyro.sample("u", dist.ImproperUniform(dist.constraints.real, (), ()))
+            numpyro.sample("y", dist.Normal(mu + u, 1), obs=y[rows])
+
+    kernel = SGLD(model, step_size=0.01, batch_size=B, local=local)
+    with pytest.raises(
+        ValueError, match="local site 'u' has a distribution that cannot be sampled.*Give it a proper prior"
+    ):
+        kernel.init(random.key(0), 0, None, (EFFECTS,), {})
+
+
 def test_arguments_of_local():
     with pytest.raises(ValueError, match="must be a function"):
         SGLD(effects, step_size=0.01, batch_size=B, local=3)
     with pytest.raises(ValueError, match="step_size=-1"):
         LocalHMC(-1)
+    with pytest.raises(ValueError, match="LocalHMC\\(step_size='a'\\): step_size must be a positive"):
+        LocalHMC("a")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="'h' is discrete|'cause' is discrete"):
         SGLD(units, step_size=0.01, batch_size=B, local=LocalHMC(0.1)).init(random.key(0), 0, None, (EFFECTS,), {})
     with pytest.raises(ValueError, match="there is no latent site in"):

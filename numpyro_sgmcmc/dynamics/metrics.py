@@ -9,7 +9,6 @@ noise, and the recipe would not leave the posterior invariant.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-import math
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
 from numpyro_sgmcmc.types import Phase, Potential, Rows
+from numpyro_sgmcmc.utils.validation import check_positive
 
 
 def fixed_rows(potential: Potential, count: int) -> Rows:
@@ -53,8 +53,7 @@ class Fisher:
     def __post_init__(self):
         if not isinstance(self.rows, int) or self.rows < 1:
             raise ValueError(f"Fisher(rows={self.rows!r}) must be an integer number of rows, at least 1.")
-        if not (math.isfinite(self.prior) and self.prior > 0):
-            raise ValueError(f"Fisher(prior={self.prior!r}) must be a positive number.")
+        check_positive(self, prior=self.prior)
 
     def bind(self, potential: Potential) -> Callable[[Any], Any]:
         """
@@ -100,8 +99,7 @@ class Energy:
     rows: int = 50
 
     def __post_init__(self):
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ValueError(f"Energy(scale={self.scale!r}) must be a positive number.")
+        check_positive(self, scale=self.scale)
 
     def bind(self, potential: Potential) -> Callable[[Any], Any]:
         """z -> G^-1, a scalar."""

@@ -22,7 +22,7 @@ from numpyro.distributions import Distribution, MaskedDistribution, biject_to, c
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, checked_local, is_discrete
-from numpyro_sgmcmc.model.replay import FirstRun, emit, run_again, to_plates
+from numpyro_sgmcmc.model.replay import FirstRun, LocalError, emit, run_again, to_plates
 from numpyro_sgmcmc.model.summed import summed_out
 
 
@@ -86,7 +86,13 @@ class drawn_locally:
             return any(first.plates[frame.name][0][1] is not None for frame in msg["cond_indep_stack"])
 
         def from_the_prior(name: str, fn: Distribution) -> jax.Array:
-            return jnp.asarray(fn.sample(random.fold_in(key_prior, next(count))))
+            try:
+                return jnp.asarray(fn.sample(random.fold_in(key_prior, next(count))))
+            except NotImplementedError as error:
+                raise LocalError(
+                    f"local site {name!r} has a distribution that cannot be sampled, but the "
+                    "draws of local sites start from the prior. Give it a proper prior."
+                ) from error
 
         first = FirstRun(is_local, from_the_prior)
         with first:

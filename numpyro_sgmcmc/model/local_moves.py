@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, LocalFunction, is_discrete
 from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.summed import support_of
-from numpyro_sgmcmc.utils.validation import checked_count
+from numpyro_sgmcmc.utils.validation import check_positive, checked_count
 
 Values = Mapping[str, jax.Array]
 
@@ -153,8 +153,7 @@ class LocalHMC:
     start: Callable | str | None = None
 
     def __post_init__(self):
-        if not (math.isfinite(self.step_size) and self.step_size > 0):
-            raise ValueError(f"{type(self).__name__}(step_size={self.step_size!r}) must be a positive number.")
+        check_positive(self, step_size=self.step_size)
         checked_count(f"{type(self).__name__}(num_steps)", self.num_steps)
         checked_count(f"{type(self).__name__}(moves)", self.moves)
         _check_start(type(self).__name__, self.start)

@@ -16,12 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.types import Schedule
-
-
-def _positive(owner: object, **values: float) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, numbers.Real) and math.isfinite(value) and value > 0):
-            raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
+from numpyro_sgmcmc.utils.validation import check_positive
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Constant:
     value: float
 
     def __post_init__(self):
-        _positive(self, value=self.value)
+        check_positive(self, value=self.value)
 
     def __call__(self, i: Any) -> Any:
         del i
@@ -75,7 +70,7 @@ class Polynomial:
     gamma: float
 
     def __post_init__(self):
-        _positive(self, **({} if self.a is None else {"a": self.a}), b=self.b, gamma=self.gamma)
+        check_positive(self, **({} if self.a is None else {"a": self.a}), b=self.b, gamma=self.gamma)
 
     @property
     def relative(self) -> bool:
@@ -154,7 +149,7 @@ class Piecewise:
         if self.boundaries and self.boundaries[-1] > LAST:
             raise ValueError(f"Piecewise(boundaries={self.boundaries}): a boundary must be at most 2**31 - 1.")
         for value in self.values:
-            _positive(self, values=value)
+            check_positive(self, values=value)
 
     def __call__(self, i: Any) -> Any:
         phase = sum((i >= jnp.asarray(b)).astype(jnp.int32) for b in self.boundaries)
@@ -202,7 +197,7 @@ class Cyclical:
         object.__setattr__(self, "cycle", cycle)
         object.__setattr__(self, "minimum", 1e-3 * a if minimum is None else minimum)
         object.__setattr__(self, "exploration", exploration)
-        _positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
+        check_positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
         if self.cycle != int(self.cycle) or self.cycle > LAST:
             raise ValueError(f"Cyclical(cycle={cycle!r}): the cycle must be an integer number of steps, below 2**31.")
         if isinstance(exploration, bool) or not isinstance(exploration, numbers.Real) or not 0 <= exploration < 1:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -60,6 +61,15 @@ def checked_rate(name: str, value: float) -> float:
     if not (math.isfinite(rate) and rate >= 0):
         raise ValueError(f"{name}={value!r}: the {name} must be a finite number, 0 or larger.")
     return rate
+
+
+def check_positive(owner: object, **values: Any) -> None:
+    """
+    :raises ValueError: for an argument of ``owner`` that is not a positive, finite number.
+    """
+    for name, value in values.items():
+        if not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
+            raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
 
 
 def checked_count(name: str, value: Any) -> int:
