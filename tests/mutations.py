@@ -89,7 +89,7 @@ FAULTS = [
           "test_summary:little"),
     Fault("report: chance of independent draws", "run_checks", "return len(T) * coordinates * (x",
           "return T.size * coordinates * (x", "test_report:beyond_chance"),
-    Fault("report: squared step over 4 h", "run_checks", "(2 * size * jnp.maximum", "(4 * size * jnp.maximum",
+    Fault("report: squared step over 4 h", "monitor", "(2 * size * jnp.maximum", "(4 * size * jnp.maximum",
           "test_report:squared_step"),
     Fault("Stein: no trace", "stein", "(cross + d)", "cross", "test_stein:definition or right_draws"),
     Fault("to_arviz: rows shifted", "log_likelihood", "rows = numbers[first : first + length]",

@@ -17,7 +17,8 @@ import pytest
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
 from numpyro_sgmcmc.kernels import report as report_module
 from numpyro_sgmcmc.kernels.report import Bar
-from numpyro_sgmcmc.kernels.run_checks import _standard_error, _still_falling, beyond_chance, report
+from numpyro_sgmcmc.kernels.run_checks import beyond_chance, standard_error, still_falling
+from numpyro_sgmcmc.kernels.run_report import report
 from numpyro_sgmcmc.types import Plate
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
@@ -352,7 +353,7 @@ def test_temperatures_beyond_chance():
         for T in rng.chisquare(d, (4000, chains)) / d:
             assert not beyond_chance(np.repeat(T[:, None], 50, 1), d, 0.1)
     decay = 1 + 300 * np.exp(-np.arange(500) / 50)  # on the way from a distant start
-    assert _standard_error(decay[None]) == np.inf and beyond_chance(decay[None], 4, 0.1)
+    assert standard_error(decay[None]) == np.inf and beyond_chance(decay[None], 4, 0.1)
     assert beyond_chance(np.full((4, 9), 0.05), 20, 0.1) and not beyond_chance(np.full((1, 9), 0.05), 1, 0.1)
     assert beyond_chance(np.full((1, 9), np.inf), 1, 0.1)
 
@@ -403,10 +404,10 @@ def test_a_first_draw_that_is_far_away():
     """As of a start 50 sds away that is forgotten within three draws; and a row that is seen in one draw of fifty."""
     rng = np.random.default_rng(0)
     energy = rng.normal(size=(4, 500))
-    assert not _still_falling(energy)
-    assert _still_falling(energy + 50 * np.exp(-np.arange(500.0)))
+    assert not still_falling(energy)
+    assert still_falling(energy + 50 * np.exp(-np.arange(500.0)))
     rare = energy + 50 * (np.arange(500) % 50 == 0)
-    assert not _still_falling(rare)
+    assert not still_falling(rare)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
 def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, names: list[str]) -> dict[str, Line]:
     monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
     lines = {"refused": _refused(mcmc, monitor, z)}
-    T = known_temperatures(monitor)
+    T = known_temperatures(monitor.temperature)
     if not np.isnan(T).all():
         lines["kinetic_temperature"] = temperature_line("kinetic temperature", T, z.shape[-1])
     jump = np.asarray(monitor.jump, float)

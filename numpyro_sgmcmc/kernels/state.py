@@ -6,8 +6,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.kernels.monitor import Monitor, projection, squared_step
 from numpyro_sgmcmc.kernels.report import Collected
-from numpyro_sgmcmc.kernels.run_checks import Monitor, projection, squared_step
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
