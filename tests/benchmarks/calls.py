@@ -1,6 +1,7 @@
 """
 What one transition costs in NumPyro's own loop, with the progress bar and without, at 1 and at 100 steps: a kernel of
-ours beside one written by hand. ``python tests/benchmarks/calls.py`` prints a table; some three minutes.
+ours beside one written by hand. ``python tests/benchmarks/calls.py`` prints a table; some eight minutes. With
+``--jitted`` there is no loop of NumPyro: a jitted call of 100 steps, with random and with contiguous rows.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_sgmcmc import SGHMC, SGLD, WithReplacement
+from numpyro_sgmcmc import SGHMC, SGLD, Reshuffled, WithReplacement
 
 H, FRICTION = 1e-7, 1.0
 
@@ -42,8 +43,8 @@ class ByHand(MCMCKernel):
 
     sample_field, default_fields, model, _sample_fn = "z", ("z", "diverging"), None, True
 
-    def __init__(self, batch_size, steps, underdamped):
-        self.batch_size, self.steps, self.underdamped = batch_size, steps, underdamped
+    def __init__(self, batch_size, steps, underdamped, contiguous=False):
+        self.batch_size, self.steps, self.underdamped, self.contiguous = batch_size, steps, underdamped, contiguous
 
     def get_diagnostics_str(self, state):
         return ""
@@ -67,7 +68,9 @@ class ByHand(MCMCKernel):
         def step(carry):
             w, p, i = carry
             key_rows, key_noise = random.split(random.fold_in(state.rng_key, i))
-            rows, noise = random.randint(key_rows, (n,), 0, N), random.normal(key_noise, w.shape)
+            start = random.randint(key_rows, () if self.contiguous else (n,), 0, N)
+            rows = (start + jnp.arange(n)) % N if self.contiguous else start
+            noise = random.normal(key_noise, w.shape)
             if not self.underdamped:
                 return w - H * jax.grad(potential)(w, rows) + np.sqrt(2 * H) * noise, p, i + 1
             w = w + H / 2 * p
@@ -95,10 +98,50 @@ def microseconds(kernel, data, transitions, bar):
     return (many - few) / (4 * transitions) * 1e6
 
 
-def main(args):
+def jitted_calls(kernel, data, calls):
+    """A function that times so many calls of a compiled transition, in microseconds each."""
+    state = kernel.init(random.PRNGKey(0), 0, None, data, {})
+    call = jax.jit(lambda state, *data: kernel.sample(state, data, {}))
+    state = jax.block_until_ready(call(state, *data))
+
+    def timed():
+        nonlocal state
+        start = time.perf_counter()
+        for _ in range(calls):
+            state = call(state, *data)
+        jax.block_until_ready(state)
+        return (time.perf_counter() - start) / calls * 1e6
+
+    return timed
+
+
+def jitted(args):
+    print("| N | rows | kernel | ours, us | by hand, us | ratio |\n|---|---|---|---|---|---|")
+    for rows in args.sizes:
+        data = simulated(rows, args.columns)
+        for contiguous in (False, True):
+            for kernel_class in (SGLD, SGHMC):
+                scheme = Reshuffled(contiguous=True) if contiguous else WithReplacement()
+                options = {"step_size": H, "batch_size": args.batch_size, "rows": scheme}
+                ours = kernel_class(model, steps_per_sample=100, **options)
+                hand = ByHand(args.batch_size, 100, kernel_class is SGHMC, contiguous)
+                pair = [jitted_calls(kernel, data, 300) for kernel in (ours, hand)]
+                times = np.array([[timed() for timed in pair] for _ in range(args.repeat)])
+                us, ratio = np.median(times, 0), np.median(times[:, 0] / times[:, 1])
+                which = "contiguous" if contiguous else "random"
+                print(
+                    f"| {rows:.0e} | {which} | {kernel_class.__name__} | {us[0]:.0f} | {us[1]:.0f} | {ratio:.2f} |",
+                    flush=True,
+                )
+
+
+def simulated(rows, columns):
     key_X, key_y = random.split(random.key(1))
-    X = random.normal(key_X, (args.rows, args.columns))
-    data = X, random.bernoulli(key_y, 0.5, (args.rows,)).astype(float)
+    return random.normal(key_X, (rows, columns)), random.bernoulli(key_y, 0.5, (rows,)).astype(float)
+
+
+def main(args):
+    data = simulated(args.rows, args.columns)
     print(
         f"jax {jax.__version__}, N = {args.rows}, d = {args.columns}, n = {args.batch_size}, medians of {args.repeat}"
     )
@@ -126,4 +169,7 @@ if __name__ == "__main__":
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--repeat", type=int, default=7)
-    main(parser.parse_args())
+    parser.add_argument("--jitted", action="store_true", help="a jitted call of 100 steps, without NumPyro's loop")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**6, 10**7], help="rows, with --jitted")
+    options = parser.parse_args()
+    (jitted if options.jitted else main)(options)
