@@ -36,6 +36,7 @@ LAWS = (
     "test_recipe_laws",
     "test_simplex",
 )  # every test in these must be able to fail
+ERRORS = "arguments", "refuse", "without_a_warm_up"  # in their names: tests of errors, not of laws
 # a program of any size is kept for the next fault
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
@@ -84,7 +85,7 @@ FAULTS = [
     Fault("warm-up: noise at places of a normal law", "tuner", "places[k % drawn]", "places[k]",
           "test_summary:knows_the_noise"),
     Fault("scores: of the true mean", "scores", "x * s + lost, x * mixed - 1 + lost", "x * s, x * mixed - 1",
-          "test_summary:little"),
+          "test_summary:unbiased"),
     Fault("bound: freedom of blocks alone", "monte_carlo", "np.asarray(ess) / 2", "np.asarray(ess) * 50",
           "test_summary:little"),
     Fault("report: chance of independent draws", "run_checks", "return len(T) * coordinates * (x",
@@ -155,11 +156,13 @@ FAULTS = [
           "test_tuning:frozen"),
     # the dynamics
     Fault("SGLD: noise", "overdamped", "jnp.sqrt(2 * h * im) * n", "jnp.sqrt(2 * h * im) * n / 1.05",
-          "test_laws:SGLD or sgld test_minibatch_laws:sgld test_posterior:SGLD test_product:SGLD"),
+          "test_laws:SGLD or sgld test_minibatch_laws:sgld test_posterior:SGLD test_product:SGLD "
+          "test_recipe_laws:leave_their_law"),
     Fault("SGLD: drift", "overdamped", "z - h * im * g", "z - 1.05 * h * im * g", "test_laws:SGLD or sgld"),
     Fault("SGLD: drift not preconditioned", "overdamped", "z - h * im * g", "z - h * g", "test_laws:sgld"),
     Fault("O: noise", "underdamped", O_NOISE, O_NOISE + " / 1.05",
-          f"test_laws test_posterior test_minibatch_laws:ABOBA or reshuffled test_product:{O_WORDS}"),
+          f"test_laws test_posterior test_minibatch_laws:ABOBA or reshuffled test_product:{O_WORDS} "
+          "test_recipe_laws:leave_their_law"),
     Fault("O: friction", "underdamped", "p * jnp.exp(-r * h) + ", "p * jnp.exp(-1.05 * r * h) + ", f"test_laws {SOME}"),
     Fault("O: noise without mass", "underdamped", "_ou_noise(r, h) / im)", "_ou_noise(r, h))",
           f"test_laws:mass {SOME}"),
@@ -167,9 +170,10 @@ FAULTS = [
     Fault("O: sign of the variance", "underdamped", "-jnp.expm1(-safe)", "jnp.expm1(safe)",
           "test_laws:exact or local"),
     Fault("N: noise", "underdamped", NOISE, LESS_NOISE,
-          "test_laws:BNF or NFB or ssi test_minibatch_laws:ssi test_posterior:ADFBNFDA test_product:BN"),
+          "test_laws:BNF or NFB or ssi test_minibatch_laws:ssi test_posterior:ADFBNFDA test_product:BN "
+          "test_recipe_laws:leave_their_law"),
     Fault("E: noise", "underdamped", NOISE, LESS_NOISE,
-          "test_laws:euler test_minibatch_laws:euler test_product:EA or AED", 1),
+          "test_laws:euler test_minibatch_laws:euler test_product:EA or AED test_recipe_laws:leave_their_law", 1),
     Fault("F: friction", "underdamped", "p * jnp.exp(-r * h), ", "p * jnp.exp(-r * h / 1.05), ",
           f"test_laws:friction or BNF or ssi {SOME}"),
     Fault("E: friction", "underdamped", "p - h * (g + r * p)", "p - h * (g + 1.05 * r * p)", f"test_laws:euler {SOME}"),
@@ -192,11 +196,11 @@ FAULTS = [
     Fault("G: noise without mass", "underdamped", "b * jnp.sqrt(injected / im)", "b * jnp.sqrt(injected)",
           "test_nogin:mass or is_aboba"),
     Fault("G: D h / 2 for its tanh", "underdamped", "jnp.tanh(0.5 * self.noise * h)", "0.5 * self.noise * h",
-          "test_nogin:is_aboba test_product:ABGBA-Minibatch"),
+          "test_nogin:is_aboba test_product:ABGBA"),
     Fault("G: inflation as if no noise were taken out", "underdamped", "(x - x0) / (self.noise + x0)",
           "x / self.noise", "test_nogin:inflation or widen"),
     Fault("G: one minibatch measures the variance", "chain", "RowsState(key_rows, k)", "RowsState(key_rows, 0 * k)",
-          "test_nogin:measures"),
+          "test_nogin:measures test_barker:each_chain_measures"),
     Fault("G: the noise of the model itself is not measured", "chain", "potential.plates or potential.randomised",
           "potential.plates", "test_nogin:randomised"),
     Fault("G: measured where there is no noise", "chain", "noisy = potential.plates or potential.randomised",
@@ -240,14 +244,15 @@ FAULTS = [
           "test_cyclical"),
     # jumps
     Fault("isokinetic: d for d - 1", "isokinetic", "math.sqrt(d) / (d - 1)", "math.sqrt(d) / d",
-          "test_isokinetic:third"),
+          "test_isokinetic:third or turn_solves"),
     Fault("isokinetic: another length", "isokinetic", "length = math.sqrt(trees.size(phase.z))", "length = 1.0",
           "test_isokinetic:length"),
     Fault("isokinetic: halved where refused", "isokinetic", "jax.tree.map(jnp.negative, phase.momentum)",
           "jax.tree.map(lambda u: -scale * u, phase.momentum)", "test_isokinetic:around"),
     Fault("isokinetic: noise off the sphere", "isokinetic",
           "_unit(jax.tree.map(lambda u, n: keep * u + spread * n, phase.momentum, numbers))",
-          "jax.tree.map(lambda u, n: keep * u + spread * n, phase.momentum, numbers)", "test_isokinetic:length"),
+          "jax.tree.map(lambda u, n: keep * u + spread * n, phase.momentum, numbers)",
+          "test_isokinetic:length or uniform"),
     Fault("isokinetic: mass against the noise", "isokinetic", "mean / (s2 + FLOOR * mean))",
           "(s2 + FLOOR * mean) / mean)", "test_isokinetic:heats"),
     Fault("Barker: not corrected", "barker", "variance * w * w, 1e-12", "0 * w, 1e-12", "test_barker"),
@@ -257,6 +262,10 @@ FAULTS = [
     Fault("Barker: one normal law", "barker", "SCALES = (0.928046, 0.588707, 0.36853)", "SCALES = 3 * (1 / 1.702,)",
           "test_barker"),
     Fault("Barker: long jumps", "barker", "2 * h * im / (1 + SPREAD**2)", "2.2 * h * im", "test_barker"),
+    Fault("Barker: longer jumps where it is steep", "barker", "(1 + SPREAD * n)", "(1 + SPREAD * n + 0.1 * jnp.abs(g))",
+          "test_barker:withstands"),
+    Fault("Barker: upwards too often", "barker", "noise.uniform_like(key_sign",
+          "0.9 * noise.uniform_like(key_sign", "test_barker:law_of_the_matrix"),
     Fault("Barker: mass", "barker", "2 * h * im / (1", "2 * h / (1", "test_barker:jump_is"),
     # exchanges
     Fault("tempered: inverted exchange", "kernels/tempered", "return delta * difference -",
@@ -329,7 +338,8 @@ FAULTS = [
           "jnp.minimum(y, size - 2)", "test_rows:is_a_permutation"),
     Fault("rows: the last of a few never comes", "permutation", "return smaller.sum(-1)",
           "return jnp.minimum(smaller.sum(-1), size - 2)", "test_rows:is_a_permutation"),
-    Fault("rows: a network for a few rows too", "permutation", "SMALL = 64", "SMALL = 8", "test_rows:pairs"),
+    Fault("rows: a network for a few rows too", "permutation", "_ranks(words, x, size) if size <= SMALL",
+          "_ranks(words, x, size) if size <= 8", "test_rows:pairs"),
     Fault("rows: too few rounds", "permutation", "ROUNDS = 8", "ROUNDS = 6", "test_rows:pairs"),
     Fault("rows: equal words are equal rows", "permutation", "(jnp.arange(size, dtype=jnp.uint32) < number)",
           "(number < 0)", "test_rows:ranks"),
@@ -345,7 +355,10 @@ FAULTS = [
           "test_product:SGLD test_posterior:decreasing"),
     Fault("h in single precision", "chain", "jnp.result_type(*jax.tree.leaves(z))", "jnp.float32",
           "test_posterior:double"),
-    Fault("Polynomial: exponent", "schedules", "** (-self.gamma)", "** (-0.95 * self.gamma)", "test_schedules"),
+    Fault("Polynomial: exponent", "schedules", "self.a * (self.b + i) ** (-self.gamma)",
+          "self.a * (self.b + i) ** (-0.95 * self.gamma)", "test_schedules"),
+    Fault("Polynomial: exponent of a relative one", "schedules", "(1 + i / self.b) ** (-self.gamma)",
+          "(1 + i / self.b) ** (-0.95 * self.gamma)", "test_schedules"),
     Fault("weights", "weights", "w = h / h.sum()", "w = h**0.9524 / (h**0.9524).sum()",
           "test_variance_reduction:weight"),
     Fault("weights: the effective sample size inverted", "weights", "variance / spread, np.nan",
@@ -424,7 +437,11 @@ FAULTS = [
           "1 + 1j * jnp.asarray(self._angles, flat.dtype) * angle", "test_skew:turned or law"),
     Fault("recipe: no divergence", "recipe", "drift = drift + divergence(at, x, signs, self.exact)", "pass",
           "test_recipe_laws:of_the_position"),
-    Fault("recipe: half the noise", "recipe", "D.scaled(2 * h)", "D.scaled(h)", "test_recipe_laws:of_the_position"),
+    Fault("recipe: half the noise", "recipe", "D.scaled(2 * h)", "D.scaled(h)",
+          "test_recipe_laws test_simplex:sgrld"),
+    Fault("recipe: matrices at the origin", "recipe", "value = of(phase) if", 
+          "value = of(jax.tree.map(jnp.zeros_like, phase)) if",
+          "test_recipe_laws:left_out_is_seen"),
     Fault("recipe: carried from the wrong place", "splitting", "self._kicks[0] <= self._moves[0]",
           "self._kicks[0] < self._moves[0]", "test_recipe:one_gradient"),
     Fault("recipe: noise of each letter", "splitting", "inputs.append(of_step)",
@@ -441,6 +458,8 @@ FAULTS = [
           "product", "test_recipe:goes_wrong"),
     Fault("divergence: columns", "divergence", "out.at[block.rows].add(pull_back(unit)[0][block.columns])",
           "out.at[block.columns].add(pull_back(unit)[0][block.rows])", "test_recipe_laws:momentum"),
+    Fault("divergence: of scalars", "divergence", ".add(pull_back(unit)[0][block.columns])",
+          ".add(1.05 * pull_back(unit)[0][block.columns])", "test_recipe_laws:unbiased"),
     Fault("divergence: of half the signs", "divergence", "else along(signs))", "else along(signs) / 1.05)",
           "test_recipe_laws:unbiased"),
     Fault("SGRHMC: root", "metrics", 'return {("momentum", "z"): root.T}',
@@ -452,7 +471,11 @@ FAULTS = [
           "test_recipe:energy_metric"),
     # the simplex
     Fault("SCIR: decay", "cox_ingersoll_ross", "jnp.exp(z - r * h - log_c)", "jnp.exp(z - 1.05 * r * h - log_c)",
-          "test_simplex:transition"),
+          "test_simplex:transition or rate"),
+    Fault("SCIR: one count more", "cox_ingersoll_ross", "jnp.where(valid, b, 1.0)", "jnp.where(valid, b + 1.0, 1.0)",
+          "test_simplex:transition or mixture"),
+    Fault("SCIR: the sum spread evenly", "cox_ingersoll_ross", "* jax.nn.softmax(z[name])", "/ z[name].shape[-1]",
+          "test_simplex:mixture or shares"),
     Fault("SCIR: counts", "cox_ingersoll_ross", "r * jnp.exp(z) - g, z", "1.05 * r * jnp.exp(z) - g, z",
           "test_simplex:minibatches or simplex_is_exact"),
     Fault("SCIR: noise of a large mean", "noise", "jnp.round(mean + jnp.sqrt(mean)", "jnp.round(mean + mean",
@@ -463,6 +486,8 @@ FAULTS = [
           "test_simplex:simplex_is_exact"),
     Fault("simplex: not held above 0", "simplex", "return jnp.maximum(jnp.exp(x), jnp.finfo(x.dtype).tiny)",
           "return jnp.exp(x)", "test_simplex:below or sparse"),
+    Fault("simplex: a number of exactly zero", "simplex", "return jnp.maximum(value, jnp.finfo(value.dtype).tiny)",
+          "return value", "test_simplex:exactly_zero"),
     # rows on disk
     Fault("on disk: a block's first rows again", "read_ahead", "values[k] for values", "values[0] for values",
           "test_on_disk:draws_are"),
@@ -649,7 +674,7 @@ def main(args):
             tqdm.write(f"{fault.name}: {len(failed[fault.name])} of {len(outcomes)} tests fail")
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(failed, indent=1) + "\n")
-    laws = {name for name in names if _file(name) in LAWS}  # all of these must be able to fail
+    laws = {name for name in names if _file(name) in LAWS and not any(word in name for word in ERRORS)}
     idle = [] if args.only or args.since else sorted(laws - set().union(*failed.values()))
     survivors = [name for name, tests in failed.items() if not tests]
     print(f"{len(failed)} faults; not caught: {', '.join(survivors) or 'none'}.")

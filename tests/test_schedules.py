@@ -31,6 +31,7 @@ def test_traced_equals_plain_and_survives_pickle(schedule):
 
 def test_values():
     assert float(Polynomial(0.1, 1.0, 0.5)(99)) == pytest.approx(0.01)
+    assert float(Polynomial(None, 2.0, 0.5)(198)) == pytest.approx(0.1)  # relative to the step size that is found
     steps = Piecewise((10, 20), (3.0, 2.0, 1.0))
     assert [float(steps(i)) for i in (0, 9, 10, 19, 20, 99)] == [3, 3, 2, 2, 1, 1]
     cycle = Cyclical(0.2, 100, minimum=1e-3)
