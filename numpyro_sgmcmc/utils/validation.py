@@ -29,6 +29,15 @@ def is_key(value: Any) -> bool:
     return value.dtype == jnp.uint32 and value.shape in ((2,), (4,))
 
 
+def check_key(value: Any, call: str) -> None:
+    """
+    :param str call: a correct call of the function whose second argument the key is.
+    :raises TypeError: if it is not a single random key.
+    """
+    if not is_key(value):
+        raise TypeError(f"the second argument is the random key: {call}.")
+
+
 def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     """
     Checks ``batch_size`` as far as that is possible without the model.
@@ -62,12 +71,12 @@ def checked_rate(name: str, value: float) -> float:
     return rate
 
 
-def checked_count(name: str, value: Any) -> int:
-    """An integer, at least 1."""
+def checked_count(name: str, value: Any, least: int = 1) -> int:
+    """An integer, not below ``least``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}={value!r} must be an integer.")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1.")
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}.")
     return int(value)
 
 
