@@ -9,10 +9,10 @@ import models
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, init_to_value
+from numpyro.infer import MCMC, NUTS, init_to_value
 import pytest
 
-from numpyro_sgmcmc import SGHMC, SGLD, WithoutReplacement, compare, corrected, score_linearity
+from numpyro_sgmcmc import SGHMC, SGLD, Polynomial, WithoutReplacement, compare, corrected, score_linearity
 from numpyro_sgmcmc.diagnostics.linearity import held_out
 
 X = models.ROWS.astype(np.float32)
@@ -61,6 +61,8 @@ def test_what_may_be_compared():
         compare(normal(), {"w": np.zeros((4, 100))})
     with pytest.raises(TypeError, match="reference= must be an MCMC.*not int"):
         compare(normal(), 3)
+    with pytest.raises(ValueError, match="no draws yet"):
+        compare(normal(), MCMC(NUTS(models.gaussian), num_warmup=1, num_samples=1))
 
 
 def run(kernel, *args, num_samples=1000, num_chains=4, num_warmup=100, seed=0):
@@ -153,3 +155,6 @@ def test_what_is_refused():
         corrected(mcmc, covariance="sandwich")
     with pytest.raises(ValueError, match="covariance='robust' must be one of"):
         corrected(mcmc, covariance="robust")
+    falling = run(SGLD(models.gaussian, step_size=Polynomial(1e-2, 1.0, 0.5)), num_samples=20)
+    with pytest.raises(ValueError, match="the step size changes during the run"):
+        corrected(falling, X)

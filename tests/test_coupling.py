@@ -163,3 +163,9 @@ def test_what_is_refused():
     mcmc = run(SGLD(models.gaussian, step_size=1e-3, batch_size=6), num_samples=20)
     with pytest.raises(ValueError, match="gradient='exact' must be one of"):
         couple(mcmc, random.key(0), gradient="exact")
+    with pytest.raises(TypeError, match="the second argument is the random key: couple"):
+        couple(mcmc, 3, X)
+    with pytest.raises(ValueError, match="num_warmup=-3 must be at least 0"):
+        couple(mcmc, random.key(0), X, num_warmup=-3)
+    with pytest.raises(ValueError, match="at least 8 draws of each pair, but 4"):
+        couple(mcmc, random.key(0), X, num_samples=4)

@@ -23,6 +23,8 @@ from numpyro_sgmcmc import (
     Polynomial,
     find_mode,
     gradient_noise,
+    resample,
+    settings,
     weighted_summary,
 )
 
@@ -380,8 +382,16 @@ def test_what_is_no_state_run_or_key():
     for wrong in (None, {"mu": Y}):
         with pytest.raises(TypeError, match="must be a state of the kernel, not .*: give mcmc.last_state"):
             gradient_noise(kernel, wrong, Y)
-    with pytest.raises(TypeError, match="needs a numpyro.infer.MCMC that has run, not SGLD"):
-        weighted_summary(kernel)
+    for function in (weighted_summary, settings, lambda wrong: resample(wrong, random.key(0))):
+        with pytest.raises(TypeError, match="needs a numpyro.infer.MCMC that has run, not SGLD"):
+            function(kernel)
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(ValueError, match="no draws yet"):
+        weighted_summary(mcmc)
+    mcmc.run(random.key(0), Y)
+    assert np.isnan(weighted_summary(mcmc)["mu"]["ess"]) and np.isfinite(weighted_summary(mcmc)["mu"]["mean"])
+    with pytest.raises(TypeError, match="the second argument is the random key: resample"):
+        resample(mcmc, 3)
     with pytest.raises(TypeError, match="the second argument is the random key"):
         find_mode(good, Y)
     with pytest.raises(TypeError, match="must be a NumPyro model"):

@@ -169,3 +169,7 @@ def test_errors():
     mcmc = run(SGLD(models.gaussian, step_size=1e-3, batch_size=12), X, num_samples=20, num_chains=2)
     with pytest.raises(ValueError, match="twice the batch_size 12"):
         step_halving(mcmc, random.key(0), X, vary="batch_size")
+    with pytest.raises(TypeError, match="the second argument is the random key: step_halving"):
+        step_halving(mcmc, X)
+    with pytest.raises(ValueError, match="num_warmup=-3 must be at least 0"):
+        step_halving(mcmc, random.key(0), X, num_warmup=-3)

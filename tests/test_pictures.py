@@ -82,3 +82,10 @@ def test_errors(mcmc):
         plot_temperatures(summary(mcmc))
     with pytest.raises(ValueError, match="of='median'"):
         plot_step_halving(compare(mcmc, mcmc), of="median")
+    with pytest.raises(ValueError, match="site=.'mu'. must be a latent site"):
+        plot_trace(mcmc, ["mu"])
+    for plot in (plot_step_halving, plot_coupling):
+        with pytest.raises(TypeError, match="found= must be the result of"):
+            plot(compare(mcmc, mcmc))
+    with pytest.raises(TypeError, match="found= must be the result of compare.*not another MCMC"):
+        plot_compare(mcmc)

@@ -144,6 +144,10 @@ def test_what_it_refuses(monkeypatch):
         with numpyro.plate("N", len(x)):
             numpyro.sample("y", dist.Normal(mu * x, 1))
 
+    with pytest.raises(ValueError, match=r"plate 'N' has 23 rows, but indexes argument 2 of shape \(7,\)"):
+        predict((line, DRAWS), X, Y[:7])
+    with pytest.raises(ValueError, match="argument 1 is a list, which cannot be indexed"):
+        predict((line, DRAWS), X.tolist(), Y)
     monkeypatch.setattr(predicted_sites, "chunk_length", lambda *_: 1)
     with pytest.raises(ValueError, match="site 'y' has 23 rows instead of 1 of plate 'N'. Index the data"):
         predict((not_indexed, {"mu": np.zeros(2)}), X[:, 0])

@@ -26,19 +26,26 @@ from numpyro_sgmcmc import (
     Minibatch,
     Tempered,
     WithoutReplacement,
+    corrected,
     couple,
+    kernel_stein_discrepancy,
+    score_linearity,
+    step_halving,
     summary,
+    to_arviz,
 )
 from numpyro_sgmcmc.diagnostics import data_lines
-from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
+from numpyro_sgmcmc.diagnostics.draws import arguments_of, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, error_of, r_hat, standard_error
+from numpyro_sgmcmc.diagnostics.pictures import plot_noise_spectrum
 from numpyro_sgmcmc.diagnostics.predicted import Prediction, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
 from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+from numpyro_sgmcmc.model.fingerprint import fingerprint
 
 CURVATURE, NOISE = np.array([0.5, 1.0, 4.0]), np.array([3.0, 10.0, 20.0])
 rng = np.random.default_rng(3)
@@ -440,6 +447,59 @@ def test_a_table_for_people_and_a_dict_for_programs():
     assert evaluations["value"] == 4 * 550 * 60 and evaluations["per_second"] == evaluations["value"] / 2
     assert found["passes"]["value"] == pytest.approx(4 * 550 * 60 * 600 / N)
     assert summary(mcmc, X, Y, max_draws=100)["looked_at"]["value"] == 100
+
+
+OTHER = {
+    "some rows": ((X[:100], Y[:100]), {}, r"argument 1 has shape \(100, 3\), in the run \(2400, 3\)"),
+    "exchanged": ((Y, X), {}, r"argument 1 has shape \(2400,\)"),
+    "another scale": ((X / X.std(0), Y), {}, "not those of the run: argument 1 has other values"),
+    "another order": ((X[::-1], Y[::-1]), {}, "argument 1 has other values; argument 2 has other values"),
+    "no labels": ((X,), {}, "not those of the run. Pass the arguments"),
+    "by name": ((), {"X": X, "y": -Y}, "not those of the run. Pass the arguments"),
+    "lists": ((X.tolist(), Y), {}, "not those of the run: argument 1 is a list"),
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+def test_other_data_than_those_of_the_run(other):
+    args, kwargs, words = OTHER[other]
+    with pytest.raises(ValueError, match=words):
+        summary(run(), *args, **kwargs)
+
+
+def test_every_function_refuses_other_data():
+    with_key = [functools.partial(of, run(), random.key(0)) for of in (step_halving, couple)]
+    without = (kernel_stein_discrepancy, score_linearity, corrected, to_arviz, plot_noise_spectrum)
+    for function in with_key + [functools.partial(of, run()) for of in without]:
+        with pytest.raises(ValueError, match="the data are not those of the run"):
+            function(X, Y + 1)
+
+
+def test_the_same_data_in_another_form():
+    for args, kwargs in (
+        ((X.astype(float), jnp.asarray(Y)), {}),
+        ((X,), {"y": Y}),
+        ((), {"X": X, "y": Y}),
+    ):
+        assert arguments_of(run(), args, kwargs, "test") == (args, kwargs)
+    labels = (models.COUNTS, models.COUNTS.astype(float), jnp.asarray(models.COUNTS > 0))
+    assert len({fingerprint((y,), {}) for y in labels}) == 1
+
+
+def test_a_warm_up_alone_has_no_draws():
+    mcmc = MCMC(KERNELS["sgld"](), num_warmup=2, num_samples=10, progress_bar=False)
+    mcmc.warmup(random.key(0), ROWS)
+    with pytest.raises(ValueError, match="no draws yet"):
+        summary(mcmc, ROWS)
+
+
+def test_few_draws_do_not_make_a_run_wrong():
+    """Chains of one draw do not stand still, and R-hat of a few draws is large by chance."""
+    one, five = (short(KERNELS["bares all"](), ROWS, num_samples=n) for n in (1, 5))
+    assert summary(one)["refused"]["standing_still"] == 0
+    five._states["z"]["mu"] = jnp.array([[0.0, 0.1, 0.2, 0.3, 0.4], [1.0, 1.1, 1.2, 1.3, 1.4]])
+    assert summary(five)["r_hat"]["value"] > 1.5
+    assert summary(five)["r_hat"]["verdict"] == "doubtful"
 
 
 def test_errors():

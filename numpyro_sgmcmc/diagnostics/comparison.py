@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
 
@@ -74,6 +75,7 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
     :raises TypeError: if ``draws`` has none of the allowed forms.
     """
     if isinstance(draws, MCMC):
+        check_draws(draws, "compare")
         draws = draws.get_samples(group_by_chain=True)
     elif hasattr(draws, "posterior"):
         group = draws.posterior

@@ -80,7 +80,8 @@ def corrected(
     :param int max_draws: draws from which the map is estimated, over all chains; all draws are mapped.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from sites to draws; ``.done`` describes the correction.
-    :raises ValueError: if there was no run yet, the step is not stable, or there are too few draws for a sandwich.
+    :raises ValueError: if there was no run yet, the data are not those of the run, the step size changes or is not
+        stable, or there are too few draws for a sandwich.
 
     **References:**
 
@@ -112,7 +113,7 @@ def corrected(
     """
     kernel, state = checked_run(mcmc, "corrected")
     checked_choice("covariance", covariance, ("posterior", "sandwich"))
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "corrected")
     every = mcmc.num_chains * mcmc.num_samples
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "corrected")
     key_scores, key_more = random.split(random.fold_in(key_of(state), 2))
@@ -121,6 +122,7 @@ def corrected(
         A = _sandwich(kernel, draws, found.values, model_args, model_kwargs, key_more)
         what = "The covariance of the draws was made the sandwich H^-1 J H^-1, which is not that of the posterior"
     else:
+        _check_constant_steps(mcmc)
         potential = potential_of(kernel, model_args, model_kwargs)
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_more)
         law = predicted(kernel, state, draws, found.values, pairs, epoch_of(kernel, potential))
@@ -149,6 +151,15 @@ def corrected(
         done,
         dict(zip(draws.names, factors.tolist())),
     )
+
+
+def _check_constant_steps(mcmc: MCMC) -> None:
+    h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(mcmc.num_chains, -1)
+    if not np.allclose(h, h[:, -1:], rtol=1e-3, atol=0):
+        raise ValueError(
+            "corrected(mcmc): the step size changes during the run, so its draws do not have the same inflation. Use "
+            "weighted_summary(mcmc) or resample(mcmc, key), or a constant step_size."
+        )
 
 
 def _sandwich(

@@ -28,6 +28,7 @@ from scipy.optimize import linear_sum_assignment  # a dependency of jax
 
 from numpyro_sgmcmc.diagnostics.continued import altered, go_on, last_states, potential_of
 from numpyro_sgmcmc.diagnostics.draws import (
+    TooFewDraws,
     arguments_of,
     checked_run,
     coordinate_names,
@@ -35,6 +36,7 @@ from numpyro_sgmcmc.diagnostics.draws import (
     on_model,
     unconstrained_draws,
 )
+from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
@@ -43,7 +45,7 @@ from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.coordinates import unraveler
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
-from numpyro_sgmcmc.utils.validation import checked_choice, checked_count
+from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 
 CLOSE, FAR = 0.1, 0.15  # in sds: upper bounds up to CLOSE are ok, lower bounds above FAR are wrong
 ASSIGNED = 1000  # draws that are paired by an optimal assignment over all coordinates
@@ -104,7 +106,8 @@ def couple(
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from sites to dicts with ``bound`` and ``lower`` of each coordinate, in sds; ``.bound`` has them
         by site, ``.joint`` is the bound for all coordinates together, in the units of z.
-    :raises ValueError: if there was no run yet, or there are no minibatches.
+    :raises ValueError: if there was no run yet, the data are not those of the run, there are no minibatches, or fewer
+        than 8 draws.
 
     **References:**
 
@@ -135,7 +138,8 @@ def couple(
         (True, 'wrong')
     """
     kernel, state = checked_run(mcmc, "couple", tempered=False)
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    check_key(rng_key, "couple(mcmc, jax.random.key(0), *model_args)")
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "couple")
     potential = potential_of(kernel, model_args, model_kwargs)
     plates = potential.plates
     if not plates:
@@ -145,7 +149,9 @@ def couple(
         )
     kept = next(iter(latent_draws(mcmc).values())).shape[1]
     kept = kept if num_samples is None else checked_count("num_samples", num_samples)
-    left_out = kept // 4 if num_warmup is None else int(num_warmup)
+    if kept < FEWEST:
+        raise TooFewDraws(f"couple(mcmc) needs at least {FEWEST} draws of each pair, but {kept} are asked for.")
+    left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
     size = int(np.prod([plate.size for plate in plates.values()]))
     plain = isinstance(kernel.gradient, Minibatch)
     chosen = gradient or ("full" if size <= ALL_ROWS or not plain else "control")

@@ -14,12 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
+from numpyro_sgmcmc.kernels.state import PROBE, Marks, SGMCMCState, stream
 from numpyro_sgmcmc.kernels.tempered import Tempered
 from numpyro_sgmcmc.kernels.tuned import axes_of_chains
+from numpyro_sgmcmc.model.arrays import named_leaves
+from numpyro_sgmcmc.model.checks import not_an_array
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import raveled, unraveler
+from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.utils.validation import checked_count
 
@@ -45,6 +49,19 @@ class Draws(NamedTuple):
         return self.z.reshape(-1, self.z.shape[-1])
 
 
+def check_draws(mcmc: Any, caller: str) -> None:
+    """
+    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`, with any kernel.
+    :raises ValueError: if it has no draws.
+    """
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
+    step_size = (mcmc._states or {}).get("step_size", 1.0)
+    # after mcmc.warmup(...), which keeps no draws, NumPyro's arrays of draws consist of zeros
+    if mcmc.last_state is None or not mcmc._states or not np.any(np.asarray(step_size)):
+        raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
+
+
 def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, SGMCMCState]:
     """
     The kernel and the last state of a run; for :class:`~numpyro_sgmcmc.Tempered`, of the replica at temperature 1.
@@ -65,18 +82,51 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
             f"{caller} needs a run with a kernel of numpyro_sgmcmc, not {type(mcmc.sampler).__name__}. For a block of "
             "numpyro.infer.Gibbs see mcmc.last_state.block_states; for other kernels use ArviZ."
         )
-    if mcmc.last_state is None or not mcmc._states:
-        raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
+    check_draws(mcmc, caller)
     if isinstance(mcmc.sampler, Tempered):
         return mcmc.sampler.kernel, mcmc.last_state.cold
     return mcmc.sampler, mcmc.last_state
 
 
-def arguments_of(mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The given arguments of the model, or those that the run has kept if there are none."""
-    if model_args or model_kwargs:
-        return model_args, dict(model_kwargs)
-    return tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
+def arguments_of(
+    mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any], caller: str
+) -> tuple[tuple, dict[str, Any]]:
+    """
+    The given arguments of the model, or those that the run has kept if there are none.
+
+    :raises ValueError: if the given ones are not those of the run.
+    """
+    kept = tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
+    if not (model_args or model_kwargs):
+        return kept
+    _, state = checked_run(mcmc, caller)
+    different = _difference((model_args, model_kwargs), kept, Marks.of(np.asarray(state.marks)))
+    if different is not None:
+        raise ValueError(
+            f"{caller}(mcmc, ...): the data are not those of the run{different}. Pass the arguments of mcmc.run(...), "
+            "transformed in the same way and with their rows in the same order."
+        )
+    return model_args, dict(model_kwargs)
+
+
+def _difference(given: tuple, kept: tuple, marks: Marks) -> str | None:
+    """
+    How the given arguments differ from those of the run, as far as that is known; None if they do not.
+
+    :param kept: the arguments of the run, empty after unpickling.
+    """
+    ours, theirs = (dict(named_leaves(*arguments)) for arguments in (given, kept))
+    if ours.keys() == theirs.keys():  # one by one, so that arguments of the same shape are not exchanged
+        changed = [name for name in ours if fingerprint((ours[name],), {}) != fingerprint((theirs[name],), {})]
+        shapes = [tuple(getattr(of[name], "shape", ()) for of in (ours, theirs)) for name in changed]
+        other = [f"{name} has shape {a}, in the run {b}" for name, (a, b) in zip(changed, shapes) if a != b]
+        found = other or [f"{name} has other values" for name in changed]
+        return ": " + "; ".join(found) if found else None
+    mark = fingerprint(*given)
+    if not mark or np.any(marks.data_changed) or np.all((marks.fingerprint == mark) | (marks.fingerprint == 0)):
+        return None
+    odd = not_an_array(*given)
+    return f": {odd}" if odd else ""
 
 
 def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
@@ -115,7 +165,7 @@ def unconstrained_draws(
     """
     The draws in unconstrained space, thinned.
 
-    :raises TooFewDraws: if fewer than 8 draws of each chain are left.
+    :raises TooFewDraws: if fewer than ``FEWEST`` draws of each chain are left.
     """
     kernel, state = checked_run(mcmc, caller)
     draws = thinned(mcmc, max_draws)
@@ -130,10 +180,10 @@ def unconstrained_draws(
     flat = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in draws.items()}
     z = np.asarray(on_model(kernel, back, model_args, model_kwargs)(flat), float).reshape(chains, kept, -1)
     finite = np.isfinite(z).all(-1).all(0)  # in all chains, so that they have the same length
-    if finite.sum() < 8:
+    if finite.sum() < FEWEST:
         raise TooFewDraws(
-            f"{caller}(mcmc) needs at least 8 draws of each chain whose unconstrained values are finite, but has "
-            f"{finite.sum()} of {kept}. Use a larger num_samples, or check for sites at the edge of their support."
+            f"{caller}(mcmc) needs at least {FEWEST} draws of each chain whose unconstrained values are finite, but "
+            f"has {finite.sum()} of {kept}. Use a larger num_samples, or check for sites at the edge of their support."
         )
     batched = jnp.ndim(state.i) == 1
     prototype = {name: jax.ShapeDtypeStruct(np.shape(x)[batched:], x.dtype) for name, x in state.z.items()}

@@ -27,7 +27,7 @@ from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, coordina
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.utils.validation import checked_choice, checked_count
+from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
 UNCERTAIN = 0.1  # a larger standard error of the bias is too large for a verdict
@@ -59,8 +59,8 @@ def step_halving(
     :return: a mapping from each site to a dict of arrays of its unconstrained shape: ``mean_change``, ``sd_change`` (in
         sds), ``mean_error``, ``sd_error`` (their standard errors), ``mean``, ``sd`` (at h), ``extrapolated_mean``,
         ``extrapolated_sd``, and ``bias`` and ``verdict`` of the worst of them.
-    :raises ValueError: if there was no run yet; for ``vary="batch_size"``, if there are no minibatches, or batches of
-        half the data or more.
+    :raises ValueError: if there was no run yet, or the data are not those of the run; for ``vary="batch_size"``, if
+        there are no minibatches, or batches of half the data or more.
 
     **References:**
 
@@ -91,11 +91,12 @@ def step_halving(
         True
     """
     kernel, state = checked_run(mcmc, "step_halving", tempered=False)
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    check_key(rng_key, "step_halving(mcmc, jax.random.key(0), *model_args)")
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "step_halving")
     checked_choice("vary", vary, ("step_size", "batch_size"))
     kept = next(iter(latent_draws(mcmc).values())).shape[1]
     kept = kept if num_samples is None else checked_count("num_samples", num_samples)
-    left_out = kept // 4 if num_warmup is None else int(num_warmup)
+    left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
     potential = potential_of(kernel, model_args, model_kwargs)
     plates = potential.plates
     states = last_states(kernel, state)

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
+from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST, bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
 from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps
 from numpyro_sgmcmc.kernels.settings import settings
@@ -82,12 +82,13 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
         R, n = r_hat(z), effective(z)
     worst, fewest = int(np.argmax(R)), int(np.argmin(n))
     mixed = "longer chains, a larger steps_per_sample, or init_params=find_mode(...); perhaps there are several modes"
+    enough = z.shape[1] >= FEWEST  # R-hat of fewer draws is large by chance
     lines["r_hat"] = Line(
         "mixing (not correctness): R-hat",
         float(R[worst]),
-        f"{R[worst]:.3f} at {names[worst]}",
+        f"{R[worst]:.3f} at {names[worst]}" + ("" if enough else ", of too few draws"),
         f"<= {MIXED}",
-        graded(R[worst], MIXED, APART),
+        graded(R[worst], MIXED, APART) if enough else "doubtful",
         f"the chains are not in the same region: {mixed}.",
         {"where": names[worst]},
     )
@@ -106,7 +107,7 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
 def _refused(mcmc: MCMC, monitor: Any, z: np.ndarray) -> Line:
     diverging = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["diverging"])
     share, in_a_row = float(diverging.mean()), int(np.asarray(monitor.refused).max())
-    still = int((np.ptp(z, axis=1) == 0).all(-1).sum())
+    still = int((np.ptp(z, axis=1) == 0).all(-1).sum()) if z.shape[1] > 1 else 0
     wrong = still or in_a_row >= STUCK or share > 0.2
     return Line(
         "draws with a refused step",

@@ -65,7 +65,7 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
         ('right', True)
     """
     kernel, state = checked_run(mcmc, "score_linearity")
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "score_linearity")
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "score_linearity")
     n, d = draws.flat.shape
     if n < 4 * d + 8:

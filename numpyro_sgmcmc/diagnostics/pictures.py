@@ -35,6 +35,15 @@ def _axes(ax: Any, rows: int = 1) -> Any:
     return ax[0, 0] if rows == 1 else ax[:, 0]
 
 
+def _check_found(found: Any, function: str, field: str) -> None:
+    """
+    :param str field: that only the lines of this function's result have.
+    :raises TypeError: if ``found`` is not a result of the function.
+    """
+    if not isinstance(found, Summary) or not all(field in line.details for line in found.lines.values()):
+        raise TypeError(f"found= must be the result of {function}, not another {type(found).__name__}.")
+
+
 def plot_step_halving(found: Summary, ax: Any = None, of: str = "sd") -> Any:
     """
     The change of a mean or an sd from its value at h, in sds, against the step size: at h, at h / 2, and extrapolated
@@ -46,6 +55,7 @@ def plot_step_halving(found: Summary, ax: Any = None, of: str = "sd") -> Any:
     """
     if of not in ("mean", "sd"):
         raise ValueError(f"of={of!r} must be 'mean' or 'sd'.")
+    _check_found(found, "step_halving(mcmc, key, ...)", "sd_change")
     ax = _axes(ax)
     for site, line in found.items():
         sd, value = np.ravel(line["sd"]), np.ravel(line[of])
@@ -70,7 +80,7 @@ def plot_temperatures(found: Summary, ax: Any = None) -> Any:
     :param ax: axes, or None.
     :raises ValueError: for a summary without the data.
     """
-    if "configurational_temperature" not in found:
+    if not isinstance(found, Summary) or "configurational_temperature" not in found:
         raise ValueError("found has no configurational temperature. Give summary the data: summary(mcmc, *model_args).")
     ax = _axes(ax)
     by_site = dict(found["configurational_temperature"]["by_site"])
@@ -96,7 +106,7 @@ def plot_trace(mcmc: MCMC, site: str, axes: Any = None) -> Any:
     """
     checked_run(mcmc, "plot_trace")
     draws = latent_draws(mcmc)
-    if site not in draws:
+    if not isinstance(site, str) or site not in draws:
         raise ValueError(f"site={site!r} must be a latent site of the run: {', '.join(map(repr, draws))}.")
     fields = mcmc.get_extra_fields(group_by_chain=True)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(fields.get("thermostat", ()))]
@@ -124,7 +134,7 @@ def plot_noise_spectrum(mcmc: MCMC, *model_args: Any, ax: Any = None, pairs: int
     :param int pairs: number of pairs of minibatches, and maximal number of eigenvalues.
     """
     kernel, state = checked_run(mcmc, "plot_noise_spectrum")
-    args, kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    args, kwargs = arguments_of(mcmc, model_args, model_kwargs, "plot_noise_spectrum")
     draws = unconstrained_draws(mcmc, args, kwargs, 4000, "plot_noise_spectrum")
     noise = gradient_pairs(kernel, state, draws, args, kwargs, key_of(state), pairs) * draws.flat.std(0)
     values = np.linalg.svd(noise, compute_uv=False) ** 2 / len(noise)
@@ -142,6 +152,7 @@ def plot_coupling(found: Coupled, ax: Any = None) -> Any:
     :param found: result of :func:`~numpyro_sgmcmc.couple`.
     :param ax: axes, or None.
     """
+    _check_found(found, "couple(mcmc, key, ...)", "lower")
     ax = _axes(ax)
     for chain in found.trace:
         ax.semilogy(np.maximum(chain, 1e-30), lw=0.6, alpha=0.7)
@@ -159,6 +170,7 @@ def plot_compare(found: Summary, ax: Any = None) -> Any:
     :param found: result of :func:`~numpyro_sgmcmc.compare`.
     :param ax: axes, or None.
     """
+    _check_found(found, "compare(mcmc, reference)", "5%")
     ax = _axes(ax)
     for site, line in found.items():
         parts = (np.ravel(line[key]) for key in ("mean", "sd", "mean_error", "sd_error"))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.predicted_sites import PredictedSites
 from numpyro_sgmcmc.diagnostics.weights import weights
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
@@ -117,8 +118,7 @@ def predict(
 def _draws_of(draws: Any) -> tuple[Any, dict[str, jax.Array], np.ndarray]:
     """The model, the constrained draws of all chains along one axis, and their weights."""
     if isinstance(draws, MCMC):
-        if draws.last_state is None:
-            raise ValueError("predict(mcmc, *args) needs the draws of a run: call mcmc.run(...) first.")
+        check_draws(draws, "predict")
         values = draws.get_samples()
         count = len(jax.tree.leaves(values)[0])
         ours = isinstance(draws.sampler, SGMCMC)

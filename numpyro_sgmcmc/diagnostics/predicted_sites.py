@@ -11,8 +11,11 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 from numpyro_sgmcmc.gradients.full_pass import chunk_length
+from numpyro_sgmcmc.model.checks import check_arrays
 from numpyro_sgmcmc.model.compiled import on_data
 from numpyro_sgmcmc.model.handlers import minibatch
+from numpyro_sgmcmc.model.row_checks import check_lengths
+from numpyro_sgmcmc.model.structure import outline
 from numpyro_sgmcmc.types import Plate
 
 
@@ -31,7 +34,11 @@ class PredictedSites:
     def _look(self, values: dict, args: tuple, kwargs: dict) -> jax.Array:
         """Finds the latents, the plate whose rows are split into chunks, and the length of a chunk."""
         handler = minibatch(self.model)
-        trace = self._trace(handler, values, args, kwargs)
+        try:
+            trace = self._trace(handler, values, args, kwargs)
+        except TypeError as error:
+            check_arrays(args, kwargs, error)
+            raise
         samples = {name: site for name, site in trace.items() if site["type"] == "sample"}
         self.latents = tuple(name for name in samples if name in values and not samples[name]["is_observed"])
         own = {frame.name for name in self.latents for frame in samples[name]["cond_indep_stack"]}
@@ -46,7 +53,10 @@ class PredictedSites:
             def of(rows):
                 return self._of_one(latents, rows, args, kwargs, random.key(0))
 
-            self.length = chunk_length(of, {self.plate: Plate(self.size, self.size)})
+            plate = {self.plate: Plate(self.size, self.size)}
+            self.length = chunk_length(of, plate)
+            given = handlers.condition(self.model, data=latents)
+            check_lengths(outline(given, args, kwargs, {self.plate: self.size}), plate)
         return jnp.zeros(())
 
     def _trace(self, handler: Any, values: dict, args: tuple, kwargs: dict, rng_key: Any = None) -> dict:

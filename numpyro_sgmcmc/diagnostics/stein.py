@@ -83,7 +83,7 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
         ['right', 'wrong']
     """
     kernel, state = checked_run(mcmc, "kernel_stein_discrepancy")
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs)
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "kernel_stein_discrepancy")
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "kernel_stein_discrepancy")
     key = random.fold_in(key_of(state), 3)
     found = gradients(kernel, draws, model_args, model_kwargs, key).values

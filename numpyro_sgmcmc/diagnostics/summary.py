@@ -22,7 +22,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
-from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, latent_draws, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, key_of, latent_draws, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
 from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients
@@ -54,7 +54,8 @@ def summary(
         ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table; ``.by_site`` has the identities,
         the temperature and the predicted inflations of each site, for its worst coordinate.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
-    :raises ValueError: if there was no run yet, or there are fewer than 8 draws of each chain.
+    :raises ValueError: if there was no run yet, there are fewer than 8 draws of each chain, or the data are not those
+        of the run.
 
     **References:**
 
@@ -94,6 +95,7 @@ def summary(
             "These lines do not detect every bias. With the data, summary(mcmc, *model_args) adds the score identities."
         )
         return Summary("Verdict", lines, note)
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "summary")
     coordinates = sum(x[0, 0].size for x in latent_draws(mcmc).values())
     few = min(max_draws, max(FEWEST, NUMBERS // coordinates))
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, few, "summary")

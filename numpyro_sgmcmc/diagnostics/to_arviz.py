@@ -80,11 +80,11 @@ def to_arviz(
         'right'
     """
     kernel, _ = checked_run(mcmc, "to_arviz")
+    args, kwargs = arguments_of(mcmc, model_args, model_kwargs, "to_arviz")
     try:
         found = summary(mcmc, *model_args, **model_kwargs)
     except TooFewDraws:  # save them with the verdicts on the fields collected during the run
         found = summary(mcmc)
-    args, kwargs = arguments_of(mcmc, model_args, model_kwargs)
     idata = az.from_numpyro(mcmc, log_likelihood=False)
     attributes = {
         "settings": json.dumps(_settings(mcmc, kernel)),

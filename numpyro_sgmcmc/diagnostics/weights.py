@@ -19,7 +19,8 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.utils.validation import checked_count
+from numpyro_sgmcmc.diagnostics.draws import check_draws
+from numpyro_sgmcmc.utils.validation import check_key, checked_count
 
 QUANTILES = {"5%": 0.05, "50%": 0.5, "95%": 0.95}
 
@@ -34,8 +35,8 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         ``mcmc.get_samples()``.
     :return: numbers with sum 1.
     :raises TypeError: if ``mcmc`` is not an :class:`~numpyro.infer.MCMC`.
-    :raises ValueError: if the run has kept no step sizes; for cycles with an exploration phase, if it has not kept the
-        numbers of the steps, or if all draws are from the exploration.
+    :raises ValueError: if there was no run yet, or it has kept no step sizes; for cycles with an exploration phase, if
+        it has not kept the numbers of the steps, or if all draws are from the exploration.
 
     **Example**
 
@@ -60,8 +61,7 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         >>> bool(abs(weighted_summary(mcmc)["mu"]["mean"] - x.mean()) < 0.02)
         True
     """
-    if not isinstance(mcmc, MCMC):
-        raise TypeError(f"weights(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
+    check_draws(mcmc, "weights")
     fields = mcmc.get_extra_fields(group_by_chain=True)
     if "step_size" not in fields:
         raise ValueError("the run has no field 'step_size': weights(mcmc) needs a kernel of numpyro_sgmcmc.")
@@ -88,7 +88,8 @@ def weighted_summary(mcmc: MCMC) -> dict[str, dict[str, np.ndarray]]:
 
     :param mcmc: as for :func:`weights`.
     :return: site -> ``mean``, ``sd``, ``5%``, ``50%``, ``95%``, ``ess``, each of the shape of the site. The effective
-        sample size is that of the mean: its squared standard error is ``sd**2 / ess``.
+        sample size is that of the mean: its squared standard error is ``sd**2 / ess``. It is NaN for fewer than 4
+        draws of a chain, and the sd for a single draw.
     :raises ValueError: as for :func:`weights`, which has an example.
     """
     w = weights(mcmc, group_by_chain=True)
@@ -98,12 +99,16 @@ def weighted_summary(mcmc: MCMC) -> dict[str, dict[str, np.ndarray]]:
 def _summary(x: np.ndarray, w: np.ndarray) -> dict[str, np.ndarray]:
     flat, weight = x.reshape(-1, *x.shape[2:]).astype(float), w.reshape(-1)
     mean = np.tensordot(weight, flat, 1)
-    variance = np.tensordot(weight, (flat - mean) ** 2, 1) / (1 - np.sum(weight**2))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a single draw has no variance
+        variance = np.tensordot(weight, (flat - mean) ** 2, 1) / (1 - np.sum(weight**2))
     # the weighted mean is the plain mean of these
     terms = weight.reshape(w.shape + (1,) * (x.ndim - 2)) * weight.size * (x - mean)
-    spread = terms.var(axis=(0, 1), ddof=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ess = np.asarray(effective_sample_size(terms)) * np.where(spread > 0, variance / spread, np.nan)
+    if x.shape[1] < 4:  # too few for autocorrelations
+        ess = np.full(mean.shape, np.nan)
+    else:
+        spread = terms.var(axis=(0, 1), ddof=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ess = np.asarray(effective_sample_size(terms)) * np.where(spread > 0, variance / spread, np.nan)
     quantiles = {name: _quantile(flat, weight, q) for name, q in QUANTILES.items()}
     return {"mean": mean, "sd": np.sqrt(variance), **quantiles, "ess": ess}
 
@@ -152,7 +157,9 @@ def resample(mcmc: MCMC, rng_key: jax.Array, num_samples: int | None = None) -> 
         >>> resample(mcmc, random.key(2), num_samples=200)["mu"].shape
         (1, 200)
     """
-    samples, w = mcmc.get_samples(group_by_chain=True), weights(mcmc, group_by_chain=True)
+    w = weights(mcmc, group_by_chain=True)
+    check_key(rng_key, "resample(mcmc, jax.random.key(0))")
+    samples = mcmc.get_samples(group_by_chain=True)
     n = w.shape[1] if num_samples is None else checked_count("num_samples", num_samples)
     offsets = np.asarray(random.uniform(rng_key, (len(w), 1)), float)
     ends = np.cumsum(w, axis=1) / w.sum(axis=1, keepdims=True)

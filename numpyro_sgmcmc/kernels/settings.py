@@ -36,6 +36,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     :param mcmc: an MCMC after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
     :return: the settings. If each of several chains has found its own (``chain_method="sequential"`` or
         ``"parallel"``), chains are along the first axis of each value.
+    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
     :raises ValueError: if there was no run yet, or the step size of the kernel was given.
 
     **Example**
@@ -60,6 +61,8 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         >>> again = SGHMC(model, batch_size=50, settings=found)
         >>> MCMC(again, num_warmup=50, num_samples=200, progress_bar=False).run(random.key(2), x)
     """
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(f"settings(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
     kernel, state = mcmc.sampler, mcmc.last_state
     if not isinstance(kernel, SGMCMC) or state is None:
         raise ValueError("settings(mcmc) needs a run with a kernel of numpyro_sgmcmc: call mcmc.run(...) first.")

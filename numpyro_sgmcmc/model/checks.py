@@ -120,12 +120,7 @@ def _outline_of_all_rows(
             raise asks_for_all(*by_row) from error
         raise
     except TypeError as error:
-        odd = _no_array_of_numbers(args, kwargs)
-        if odd:
-            raise ValueError(
-                f"{odd}, which cannot be indexed by traced rows. Pass an array of numbers: np.asarray(x), "
-                f"x.to_numpy(float). The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            ) from error
+        check_arrays(args, kwargs, error)
         if not isinstance(error, jax.errors.TracerArrayConversionError):
             raise
         raise NeedsValues(
@@ -135,7 +130,20 @@ def _outline_of_all_rows(
         ) from error
 
 
-def _no_array_of_numbers(args: tuple, kwargs: Mapping[str, Any]) -> str:
+def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: TypeError) -> None:
+    """
+    :param error: with which the model has failed.
+    :raises ValueError: if an argument is the likely cause, because it is no array of numbers.
+    """
+    odd = not_an_array(args, kwargs)
+    if odd:
+        raise ValueError(
+            f"{odd}, which cannot be indexed by traced rows. Pass an array of numbers: np.asarray(x), "
+            f"x.to_numpy(float). The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+
+
+def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> str:
     """The first argument that is a list of numbers, a column of a data frame or a non-numeric array."""
     named = [(f"argument {k}", arg) for k, arg in enumerate(args, 1)] + [(f"{k}=", arg) for k, arg in kwargs.items()]
     for name, arg in named:

@@ -16,7 +16,7 @@ ROWS = 16  # number of evenly spaced rows of each array that are used
 
 def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> int:
     """
-    A checksum of the shapes, dtypes and some rows of the arrays among a model's arguments, and of its plain numbers and
+    A checksum of the shapes and some rows of the arrays among a model's arguments, and of its plain numbers and
     strings. The cost does not depend on the number of rows.
 
     :return: 31 bits; 0 if an argument is traced, so that its values are not known.
@@ -39,7 +39,8 @@ def _bytes(leaf: Any) -> bytes:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
         return f"{leaf.shape}{leaf.dtype}".encode()
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # so that the same data agree on the device and off it
+    same = complex if jnp.issubdtype(dtype, jnp.complexfloating) else float  # labels may be integers or floats
     shape = leaf.shape
     if shape and shape[0]:
         leaf = leaf[np.unique(np.linspace(0, shape[0] - 1, ROWS).astype(int))]
-    return f"{shape}{dtype}".encode() + np.ascontiguousarray(leaf, dtype).tobytes()
+    return f"{shape}".encode() + np.ascontiguousarray(leaf, dtype).astype(same).tobytes()

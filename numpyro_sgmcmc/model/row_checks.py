@@ -17,7 +17,7 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
     :raises ValueError: for data that do not fit a plate, a site whose log density is not one number per row, or a site
         outside a plate on whose rows it depends.
     """
-    _check_lengths(cut, plates)
+    check_lengths(cut, plates)
     for name, site in cut.sites.items():
         for plate in plates.keys() & site.plates.keys():
             _check_shape(name, site, plate, plates[plate].batch_size)
@@ -29,10 +29,12 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
             )
 
 
-def _check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
+def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
     """
     JAX clamps an index beyond the end of an array, so a wrong length gives wrong rows and no error. Data that are too
     long are also an error; but an array that the model computes may be longer than the plate, for example a forecast.
+
+    :raises ValueError: for an array whose length is not that of the plate that indexes it.
     """
     # for a series of T numbers: y[rows] and y[rows + 1] in a plate of T - 1
     shifted = {(lookup.plate, lookup.shape[lookup.dim]) for lookup in cut.lookups if not lookup.exact}

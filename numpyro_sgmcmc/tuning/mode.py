@@ -20,7 +20,7 @@ from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
-from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
+from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
 
 FIRST, LAST = 0.1, 1e-6  # Adam's step size, in units of a coordinate, which are 1 at first
 ROUNDS = 8  # maximal number of rounds
@@ -89,8 +89,7 @@ def find_mode(
         True
     """
     checked_model(model)
-    if not is_key(rng_key):
-        raise TypeError("the second argument is the random key: find_mode(model, jax.random.key(0), *args).")
+    check_key(rng_key, "find_mode(model, jax.random.key(0), *args)")
     num_steps = checked_count("num_steps", num_steps)
     batch_size = checked_batch_size(batch_size)
     args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)

@@ -17,7 +17,7 @@ from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.tuning.mode import initialised, model_arguments, segments
 from numpyro_sgmcmc.types import RowsState, Sites
-from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
+from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
 
 FIRST, LAST = 1e-2, 1e-5  # Adam's step
 
@@ -101,8 +101,7 @@ def warm_start(
         >>> mcmc.run(random.key(2), x, init_params=starts)
     """
     checked_model(model)
-    if not is_key(rng_key):
-        raise TypeError("the second argument is the random key: warm_start(model, jax.random.key(0), *args).")
+    check_key(rng_key, "warm_start(model, jax.random.key(0), *args)")
     members, patience = checked_count("members", members), checked_count("patience", patience)
     num_steps = num_steps if num_steps == 0 else checked_count("num_steps", num_steps)
     batch_size = checked_batch_size(batch_size)

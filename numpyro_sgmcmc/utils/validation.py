@@ -30,6 +30,15 @@ def is_key(value: Any) -> bool:
     return value.dtype == jnp.uint32 and value.shape in ((2,), (4,))
 
 
+def check_key(value: Any, call: str) -> None:
+    """
+    :param str call: a correct call of the function whose second argument the key is.
+    :raises TypeError: if it is not a single random key.
+    """
+    if not is_key(value):
+        raise TypeError(f"the second argument is the random key: {call}.")
+
+
 def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     """
     Checks ``batch_size`` as far as that is possible without the model.
@@ -72,12 +81,12 @@ def check_positive(owner: object, **values: Any) -> None:
             raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
 
 
-def checked_count(name: str, value: Any) -> int:
-    """An integer, at least 1."""
+def checked_count(name: str, value: Any, least: int = 1) -> int:
+    """An integer, not below ``least``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}={value!r} must be an integer.")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1.")
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}.")
     return int(value)
 
 
