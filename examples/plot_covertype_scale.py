@@ -319,8 +319,8 @@ def draw(runs, metrics, truth, data):
         middle.semilogy(seconds, sd, color=colour, ls=line, lw=2)
         _, error = errors(run.draws[len(run.draws) // 4 :], truth.draws)
         right.loglog(count, np.maximum(error, 1e-3), "o", ms=4, color=colour, alpha=0.7)
-    left.set(xlabel="seconds", xlim=(0, None), ylabel="|error of the mean| / sd, median")
-    middle.set(xlabel="seconds", xlim=(0, None), ylabel="|relative error of the sd|, median")
+    left.set(xlabel="seconds since the start", ylabel="|error of the mean| / sd, median")
+    middle.set(xlabel="seconds since the start", ylabel="|relative error of the sd|, median")
     right.set(xlabel="rows in which the column is not zero", ylabel="|relative error of the sd| at the end")
     for axes in (left, middle):
         axes.axhline(0.1, color="black", lw=0.8, ls=":")
