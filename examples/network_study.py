@@ -216,11 +216,11 @@ def draw_sweep(ax, networks, sweep, args):
             ax.plot([h * side] * len(runs), [run["accuracy"][-1] for run in runs], **look)
     for network, marker in zip(networks, MARKERS):
         ax.plot([], [], color="grey", mfc="none", ls="", marker=marker, label=network)
-    ax.set(xscale="log", ylim=(0, 100), xlabel="constant step size h")
-    ax.set(ylabel=f"test accuracy of the draw after epoch {args.sweep_epochs}, %")
+    ax.set(xscale="log", ylim=(0, 102), xlabel="constant step size h")
+    ax.set(ylabel=f"test accuracy after epoch {args.sweep_epochs}, %")
     ax.set_xticks(args.sweep, [np.format_float_scientific(h, trim="-", exp_digits=1) for h in args.sweep], fontsize=9)
     ax.set_xticks([], minor=True)
-    ax.set_title("each mark is a run", loc="left")
+    ax.set_title("each mark is a draw of one run", loc="left")
 
 
 def draw_averaged(ax, lines):
