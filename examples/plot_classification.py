@@ -24,9 +24,9 @@ of Dubey et al. (2016), section 5.2 and figure 2, and next to it what variance r
 # grid, and more often for SAGA-LD, so better scores may be possible for both. All numbers are printed and saved in
 # metrics.json. Nothing is asserted about them.
 #
-# The protocol is that of the linear regression, with the mean log likelihood of the test rows as the score; the picture
-# shows it with its sign changed, so that smaller is better. Shuttle is "class 1 or another" and keeps its own test
-# part. Variances of the posterior are compared where its moments are known, see below.
+# The protocol is that of the linear regression. The score is the mean log likelihood of the test rows. The picture
+# shows it with its sign changed, so that smaller is better. The labels of shuttle are "class 1 or another", and its own
+# test part is used. Variances of the posterior are compared where its moments are known, see below.
 
 from gallery import save
 import jax
@@ -55,8 +55,9 @@ def minus_log_likelihood(eta, y):
 # %%
 # The posterior
 # -------------
-# Its mode and the curvature there, by Newton's method, give a normal law, and draws from that, weighted by their
-# posterior density, its mean and covariance. With more rows than ``LARGE`` the normal law is only used to start from.
+# Newton's method gives the mode of the posterior and the curvature there, and so a normal approximation. Draws from it,
+# weighted by their posterior density, give the mean and the covariance of the posterior. With more rows than ``LARGE``
+# the normal approximation only provides the start.
 
 
 def variance(eta):

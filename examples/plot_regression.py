@@ -32,21 +32,23 @@ Dubey et al. (2016), section 5.1 and figure 1, and next to it what variance redu
 #
 # The protocol
 # ------------
-# It is the paper's as far as it is given: linear regression, a standard normal prior, splits into 70 % training, 10 %
-# validation and 20 % test rows, the same start and the same minibatches for all samplers, which see the same noise as
-# well. Ours are the noise of y, 1, columns and y that are standardised, five random splits, and the start, a draw from
-# the prior. SGLD's steps are :math:`a (b + t)^{-c}`; SAGA-LD and SVRG-LD have two constant phases. Each sampler
-# has 54 candidates, the same nine first step sizes with six ways to go on from each, of which the one that ends with
-# the smallest error on the validation part of the split is taken. The error is that of single draws, averaged over the
-# last tenth of the run. Test rows are looked at once, at the end. The standard errors allow for overlapping splits.
+# The protocol is that of the paper, as far as the paper describes it: linear regression, a standard normal prior, and
+# splits into 70 % training, 10 % validation and 20 % test rows. All samplers have the same start, the same minibatches
+# and the same noise. Our own choices are the variance of y, 1, standardised columns and y, five random splits, and a
+# start drawn from the prior. The steps of SGLD are :math:`a (b + t)^{-c}`, and SAGA-LD and SVRG-LD have two phases with
+# constant steps. Each sampler has 54 candidates, nine first step sizes with six ways to continue. The candidate with
+# the smallest error on the validation part of the split is used. The error is that of single draws, averaged over the
+# last tenth of the run. The test rows are used only once, at the end. The standard errors account for overlapping
+# splits.
 #
-# The table of SAGA-LD is filled on the way, as in the paper: rows not yet seen stand at the mean of those seen. (The
-# paper reweights, which would be biased.) SVRG-LD needs a pass over the data for each new anchor and two gradients of
-# each row of a minibatch; its curve begins after its first pass, and ends where the next one does not fit.
+# SAGA-LD fills its table during the run, as in the paper. Until a row has been used, the mean over the used rows takes
+# its place. (The weights of the paper would be biased.) SVRG-LD needs a pass over the data for each new anchor, and two
+# gradients for each row of a minibatch. Its curve begins after its first pass, and ends where there is no time for
+# another pass.
 #
-# At the constant step 200 chains start in the posterior, which is known in closed form. The step is a tenth of the
-# largest at which minibatches are stable, and the same for all. The relative error of the posterior variance is the
-# mean of (z - mean)' C^-1 (z - mean) / d, less one.
+# With the constant step size, 200 chains start in the posterior, which is known in closed form. The step size is a tenth
+# of the largest at which minibatches are stable, and it is the same for all samplers. The relative error of the
+# posterior variance is the mean of (z - mean)' C^-1 (z - mean) / d, less one.
 
 from gallery import save
 import numpy as np
