@@ -46,8 +46,8 @@ Dubey et al. (2016), section 5.1 and figure 1, and next to it what variance redu
 # gradients for each row of a minibatch. Its curve begins after its first pass, and ends where there is no time for
 # another pass.
 #
-# With the constant step size, 200 chains start in the posterior, which is known in closed form. The step size is a tenth
-# of the largest at which minibatches are stable, and it is the same for all samplers. The relative error of the
+# With the constant step size, 200 chains start in the posterior, which is known in closed form. The step size is a
+# tenth of the largest at which minibatches are stable, and it is the same for all samplers. The relative error of the
 # posterior variance is the mean of (z - mean)' C^-1 (z - mean) / d, less one.
 
 from gallery import save
