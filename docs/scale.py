@@ -1,8 +1,8 @@
 """
-docs/scale.md: what bounds a step, and what a run costs as the data and the machines grow.
+docs/scale.md: what limits a step, and what a run costs as the data and the number of machines grow.
 
-Run ``python docs/scale.py``; it takes a minute. The pieces of this machine are measured, those of others are nominal
-rates that the page states. Everything else on the page follows from them by the equations that it shows.
+Run ``python docs/scale.py``; it takes a minute. It measures this machine. The page states the nominal rates of the
+others. All other numbers follow from these by the equations on the page.
 """
 
 import datetime
@@ -38,68 +38,75 @@ MACHINES = {
 PAGE = """\
 # Scale
 
-Written by [scale.py](scale.py) on {date} (jax {jax}). What is measured is of two cores; other rates are nominal.
+Written by [scale.py](scale.py) on {date} (jax {jax}). Measured times are those of two cores; all other rates are
+nominal.
 
-## What bounds a step
+## What limits a step
 
-A step on n rows of d columns reads 4 n (d + 1) bytes and does about 8 n d operations in a generalised linear model.
-On D devices each reads and computes its n / D rows, and the devices exchange 4 (d + 1) bytes. Reading goes on in a
-thread beside the computation, so a step takes
+A step on n rows of d columns reads 4 n (d + 1) bytes. In a generalised linear model it takes about 8 n d
+operations. With D devices, each device reads and processes its n / D rows, and the devices exchange 4 (d + 1)
+bytes. The rows of the next steps are read while the device computes. So a step takes
 
-    max(disk, memory, compute) + exchange,    disk = 4 n (d + 1) / (D r_disk), and so on.
+    max(disk, memory, compute) + exchange,    where disk = 4 n (d + 1) / (D r_disk), and so on.
 
-With these rates
+The nominal rates are
 
 {rates}
 
-the largest part, and the microseconds of a step, are
+The next table names the largest term and gives the time of a step in microseconds. A single device exchanges
+nothing.
 
 {bounds}
 
-On one device nothing is exchanged; the last column is for eight. The exchange is a latency, not a bandwidth: at n =
-1000 eight hosts hardly pay, at n = 100,000 from disk they do.
+At d = 20 almost all of the time of an exchange is latency. Eight hosts therefore gain little or nothing at n =
+1000, and much at n = 100,000 rows from disk.
 
-Measured here, N = {rows:,}, d = {dim}, n = {batch}, {steps} steps a transition, contiguous rows, the file in the
-page cache: {memory:.0f} µs a step from memory, {disk:.0f} µs from disk. The file alone is read at {read:.1f} GB/s.
+Measured with N = {rows:,}, d = {dim}, n = {batch}, {steps} steps per transition, contiguous rows and the file in
+the page cache: a step takes {memory:.0f} µs with the data in memory and {disk:.0f} µs with the data on disk.
+Reading the file without sampling runs at {read:.1f} GB/s.
 
-## How a run grows with N
+## How the cost of a run grows with N
 
-In coordinates in which the posterior is round, with standard deviations of 1, the noise of a minibatch gradient has
-the variance
+Take coordinates in which the posterior is round, with standard deviations of 1. There the noise of a minibatch
+gradient has the variance
 
-    s² = N / n          plain,
-    s² = k / n          with a control variate at the mode,
+    s² = N / n          with plain minibatches,
+    s² = k / n          with a control variate at the mode.
 
-where k depends on how far the model is from linear over the posterior, and not on N: a draw lies N^(-1/2) from the
-mode in the units of a row. Noise of variance s² makes the posterior wider by h s² / 2 for SGLD, and by h s² / (2 γ)
-for SGHMC. So h is of the order n / N for plain minibatches, and a draw that is independent of the last one costs 1
-/ h steps of n rows: a share of a *pass*, whatever n. With control variates h, and the cost of a draw, do not depend
-on N at all. What remains are the passes of the warm-up: the search, the centre, and one for each time it moves,
-{passes} in [plot_out_of_core.py](../examples/plot_out_of_core.py).
+The number k measures how far the model is from linear over the posterior. It does not depend on N, because the
+posterior narrows in proportion to N^(-1/2). Noise of variance s² increases the variance of the posterior by the
+fraction h s² / 2 for SGLD, and by h s² / (2 γ) for SGHMC.
 
-| N | plain, rows of 400 draws | control variate, rows of 400 draws | its passes |
+* **Plain minibatches** need a step size h of the order n / N. An independent draw takes 1 / h steps of n rows,
+  which is a fixed number of passes over the data, whatever n is.
+* **With control variates** neither h nor the cost of a draw depends on N. What grows with N is the warm-up, which
+  makes passes over the data: for the search, for the centre, and each time the centre moves. There are {passes}
+  of them in [plot_out_of_core.py](../examples/plot_out_of_core.py).
+
+| N | rows for 400 draws, plain | rows for 400 draws, control variate | rows for its passes |
 | --- | --- | --- | --- |
 {growth}
 
-An inflation of {inflation:.0%} is allowed, γ = 1, k = {k:.0f}, n = {batch}. Time for the passes and the draws, from
-NVMe disks of {nvme:.0f} GB/s a host, d = {dim}, with control variates:
+The table allows an inflation of {inflation:.0%}, with γ = 1, k = {k:.0f} and n = {batch}. The next table adds the
+times of the passes and of the draws, with control variates, d = {dim}, and an NVMe disk of {nvme:.0f} GB/s on
+each host.
 
 | hosts | N = 1e9 | N = 1e12 |
 | --- | --- | --- |
 {hosts}
 
-## What a second machine is good for
+## What additional machines are good for
 
-* **More chains** need no exchange within a step. They halve the time for a given number of draws once the warm-up
-  is over, and each chain pays its own warm-up. Use them where the draws are the bottleneck: control variates, any N
-  whose passes are short.
-* **Larger batches** over devices make h larger in proportion, as long as it is the noise that bounds h, and not the
-  dynamics at about {h_most}. For plain minibatches that is always so. With control variates it ends at n =
-  {useful:.0f}, and larger batches do nothing.
-* **Control variates** come first. At N = 1e9 and n = {batch} they save a factor of {saved:.1g} in rows, which no
-  number of machines does.
-* **Rows over hosts** ([large_data.md](large_data.md)) are for passes, whose time is divided by the number of hosts,
-  and for data that one host cannot hold.
+* **Control variates come first.** At N = 1e9 and n = {batch} they reduce the number of rows by a factor of
+  {saved:,.0f}. No number of machines does that.
+* **More chains** exchange nothing within a step. After the warm-up, twice as many chains give the same number of
+  draws in half the time, but each chain needs its own warm-up. Use them where the draws take most of the time:
+  with control variates, as long as the passes are short.
+* **Larger batches**, spread over devices, allow a proportionally larger h as long as the noise limits h. With
+  plain minibatches it always does. With control variates the dynamics limit h at about {h_most}, so batches of
+  more than n = {useful:.0f} rows gain nothing.
+* **Rows spread over hosts** ([large_data.md](large_data.md)) divide the time of the passes by the number of
+  hosts. They also make room for data that do not fit on one host.
 """
 
 
@@ -195,7 +202,7 @@ def main():
             ["", "disk, GB/s", "memory, GB/s", "compute, 1e9/s", "link, GB/s", "latency, µs"],
             [(name, *(words(x / 1e9) for x in rates[:4]), words(1e6 * rates[4])) for name, rates in MACHINES.items()],
         ),
-        bounds=table(["", "d", "n", "one device", "eight"], bounds),
+        bounds=table(["", "d", "n", "one device", "eight devices"], bounds),
         rows=ROWS,
         dim=DIM,
         batch=BATCH,
@@ -213,7 +220,7 @@ def main():
         ),
         h_most=h_most,
         useful=k * h_most / (2 * inflation),
-        saved=rows_of(1e9 / BATCH) / (rows_of(k / BATCH) + passes * 1e9),
+        saved=float(f"{rows_of(1e9 / BATCH) / (rows_of(k / BATCH) + passes * 1e9):.1g}"),
     )
     (HERE / "scale.md").write_text(page)
     print(page)

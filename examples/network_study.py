@@ -189,6 +189,8 @@ def draw(study, args):
     for ax in axes.flat:
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
+    shown = [handle for ax in (axes[0, 0], *axes[:, -1]) for handle in ax.get_legend_handles_labels()[0]]
+    fig.legend(handles=shown, loc="outside lower center", ncol=len(shown), frameon=False)
     return fig
 
 
@@ -204,7 +206,6 @@ def draw_curves(axes, runs):
     top, bottom = axes
     top.set(ylabel="test accuracy of a draw, %")
     bottom.set(ylabel="training NLL of a draw")
-    top.legend(frameon=False, loc="lower right")
 
 
 def draw_sweep(ax, networks, sweep, args):
@@ -215,12 +216,11 @@ def draw_sweep(ax, networks, sweep, args):
             ax.plot([h * side] * len(runs), [run["accuracy"][-1] for run in runs], **look)
     for network, marker in zip(networks, MARKERS):
         ax.plot([], [], color="grey", mfc="none", ls="", marker=marker, label=network)
-    ax.set(xscale="log", ylim=(0, 100), xlabel="constant step size h")
-    ax.set(ylabel=f"test accuracy of the draw after epoch {args.sweep_epochs}, %")
+    ax.set(xscale="log", ylim=(0, 102), xlabel="constant step size h")
+    ax.set(ylabel=f"test accuracy after epoch {args.sweep_epochs}, %")
     ax.set_xticks(args.sweep, [np.format_float_scientific(h, trim="-", exp_digits=1) for h in args.sweep], fontsize=9)
     ax.set_xticks([], minor=True)
-    ax.legend(frameon=False, loc="lower left")
-    ax.set_title("each mark is a run", loc="left")
+    ax.set_title("each mark is a draw of one run", loc="left")
 
 
 def draw_averaged(ax, lines):
@@ -233,4 +233,3 @@ def draw_averaged(ax, lines):
     ax.set_yticks(range(len(lines)), names, fontsize=9)
     ax.set(xlabel="test accuracy with its standard error, %", ylim=(len(lines) - 0.5, -0.5))
     ax.locator_params(axis="x", nbins=5)
-    ax.legend(frameon=False, loc="upper right")

@@ -444,9 +444,12 @@ def report(results, score):
 
 def draw(results, score):
     """A panel for each set of data, and two for the variances."""
-    columns = -(-(len(results) + 3) // 2)
-    figure, grid = plt.subplots(2, columns, figsize=(4.2 * columns, 7.4), layout="constrained")
-    *panels, inflation, gain = grid.flat[: len(results) + 2]
+    number = len(results) + 2
+    rows = 1 if number <= 3 else 2
+    columns = -(-number // rows)
+    size = (4.2 * columns, 0.5 + 3.5 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    *panels, inflation, gain = grid.flat[:number]
     for ax, (name, r) in zip(panels, results.items()):
         draw_curves(ax, r["curves"])
         ax.set(xlabel="passes through the data", ylabel=score)
@@ -465,9 +468,10 @@ def draw(results, score):
     for ax in (*panels, gain):
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_minor_formatter(NullFormatter())
-    for ax in grid.flat[len(results) + 2 :]:
-        ax.axis("off")
-    grid.flat[-1].legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="center", fontsize=12)
+    for ax in grid.flat[number:]:
+        ax.remove()
+    legend = panels[0].get_legend_handles_labels()
+    figure.legend(*legend, loc="outside lower center", ncol=len(legend[0]), frameon=False, fontsize=12)
     return figure
 
 

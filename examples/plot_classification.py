@@ -10,21 +10,23 @@ of Dubey et al. (2016), section 5.2 and figure 2, and next to it what variance r
 # %%
 # The results
 # -----------
-# **At a constant step size** (bottom) SAGA-LD and SVRG-LD have a small part of SGLD's gradient variance, and a
-# posterior of nearly the right width where SGLD's is much too wide. This is asserted, but not of shuttle, where a few
-# rows of great length carry most of the variance of the gradient, which is known only roughly.
+# **At a constant step size** (the last two panels) the gradients of SAGA-LD and SVRG-LD have a much smaller variance
+# than those of SGLD. Their posteriors have nearly the right width, while that of SGLD is much too wide. The program
+# asserts this for all data but shuttle. There a few very long rows cause most of the variance of the gradient, so it is
+# known only roughly.
 #
-# **The test likelihood** (top) does not follow from it. The paper reports that SAGA-LD converges faster on all of its
-# data. Here SAGA-LD ends better by 2.8 standard errors on diabetic_retinopathy, where it has SGLD's final score after
-# 2.1 passes and SGLD's own curve after 2.9 of 4 (with ``--seed 1`` better by 1.6, after 2.8 and 2.7). On the other sets
-# it gets there later, on pima after 5.5 in place of 2.9 of 8 passes, on shuttle after 4.5 in place of 2.0 of 5, and
-# ends better by 1.5 standard errors and level. The settings are at an edge of what is tried in about half of the folds
-# for SGLD, in more for SAGA-LD, so the scores may not be the best that either can do. All numbers are printed and stand
-# in metrics.json; nothing is asserted of them.
+# **The test likelihood** (the other panels) does not improve accordingly. The paper reports that SAGA-LD converges
+# faster on all of its data. Here SAGA-LD ends better by 2.8 standard errors on diabetic_retinopathy. It reaches the
+# final score of SGLD after 2.1 passes, and SGLD itself reaches it after 2.9 of 4. (With another seed, 1, it is better
+# by 1.6 standard errors, and the passes are 2.8 and 2.7.) On the other sets SAGA-LD reaches this score later than SGLD:
+# on pima after 5.5 instead of 2.9 of 8 passes, on shuttle after 4.5 instead of 2.0 of 5. It ends better by 1.5 standard
+# errors on pima, and level on shuttle. In about half of the folds the settings chosen for SGLD lie at the edge of the
+# grid, and more often for SAGA-LD, so better scores may be possible for both. All numbers are printed and saved in
+# metrics.json. Nothing is asserted about them.
 #
-# The protocol is that of the linear regression, with the mean log likelihood of the test rows as the score; the picture
-# shows it with its sign changed, so that smaller is better. Shuttle is "class 1 or another" and keeps its own test
-# part. Variances of the posterior are compared where its moments are known, see below.
+# The protocol is that of the linear regression. The score is the mean log likelihood of the test rows. The picture
+# shows it with its sign changed, so that smaller is better. The labels of shuttle are "class 1 or another", and its own
+# test part is used. Variances of the posterior are compared where its moments are known, see below.
 
 from gallery import save
 import jax
@@ -53,8 +55,9 @@ def minus_log_likelihood(eta, y):
 # %%
 # The posterior
 # -------------
-# Its mode and the curvature there, by Newton's method, give a normal law, and draws from that, weighted by their
-# posterior density, its mean and covariance. With more rows than ``LARGE`` the normal law is only used to start from.
+# Newton's method gives the mode of the posterior and the curvature there, and so a normal approximation. Draws from it,
+# weighted by their posterior density, give the mean and the covariance of the posterior. With more rows than ``LARGE``
+# the normal approximation only provides the start.
 
 
 def variance(eta):

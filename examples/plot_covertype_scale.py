@@ -47,8 +47,9 @@ SIZE = {  # with --fast, without
 # %%
 # Model
 # -----
-# The coefficients are given by their components along chosen axes, as in the logistic regression of this gallery. NUTS
-# on its defaults gets the columns themselves. The size of a subsample is declared for HMCECS only.
+# The latent variable is the vector of components of the coefficients along chosen axes, as in the logistic regression
+# of this gallery. NUTS with its default settings uses the coefficients themselves. The model declares the size of a
+# subsample only for HMCECS.
 
 
 def model(X, y, axes, subsample_size=None):
@@ -106,9 +107,9 @@ def load(args):
 # %%
 # The truth
 # ---------
-# HMC on all rows, in coordinates in which the posterior has the unit matrix for its curvature at the mode, by chains
-# that start in the normal approximation there. Trajectories of a quarter of a period, which is 2 pi units of time, give
-# almost independent draws.
+# The reference is HMC on all rows, in coordinates in which the curvature of the posterior at its mode is the unit
+# matrix. The chains start in the normal approximation at the mode. A period is 2 pi units of time, and trajectories of
+# a quarter of a period give almost independent draws.
 
 
 class Truth(NamedTuple):
@@ -133,15 +134,15 @@ def truth(data, args, chains=16, burn_in=10):
 # %%
 # The samplers
 # ------------
-# A Newton search on a part of the rows gives axes in which ``find_mode`` gets to the mode of all rows, where control
-# variates are centred; they are stored, which costs one number a row. The axes and masses that SGHMC moves in are those
-# of the curvature there, from one more pass: a tenth of the rows would hardly know the rarest columns. Control variates
-# leave so little noise that an epoch may last four units of time; draws are two units apart. All of this is on the
-# clock.
+# A Newton search on a part of the rows gives axes in which ``find_mode`` finds the mode of all rows. The control
+# variates are centred there. They are stored, which costs one number per row. The axes and masses of SGHMC come from
+# the curvature at the mode. This takes one more pass over all rows, because a tenth of the rows would tell too little
+# about the rarest columns. Control variates leave so little noise that an epoch may last four units of time. Draws are
+# two units apart. The measured time includes all of this.
 #
-# NUTS comes twice: on its defaults, and with the axes, masses and mode that SGHMC has, which are on its clock then.
-# HMCECS has them too, and a second-order Taylor proxy at the mode. The clock is read after each transition, so that
-# the kernels are driven by hand in place of by ``MCMC``.
+# There are two runs of NUTS, one with its default settings and one with the axes, masses and mode of SGHMC, whose cost
+# is then included in its time. HMCECS uses them, too, with a second-order Taylor proxy at the mode. The program calls
+# the kernels itself instead of using ``MCMC``, so that it can read the clock after each transition.
 
 
 class Run(NamedTuple):
@@ -242,13 +243,14 @@ FAST = ("SGHMC",)  # what --fast runs
 # %%
 # The results
 # -----------
-# At each time a sampler is assessed by its draws so far, without the first quarter of them. Draws of the warm-up count
-# as well, because otherwise there would be times without any.
+# At each time a sampler is assessed by all of its draws so far except the first quarter. Draws of the warm-up are
+# included, because otherwise there would be no results during the warm-up.
 #
-# The errors are those of the components along the axes of the curvature at the mode, which are nearly independent of
-# each other. Those of the coefficients are not: the intercept and the two sets of indicators, each of which adds up to
-# one, leave two directions that only the prior determines, most coefficients share them, and a median over coefficients
-# would be not much more than one number. The right panel has the coefficients.
+# The first two panels show errors of the components along the axes of the curvature at the mode. These components are
+# nearly independent of each other, while the coefficients are not. The intercept and the two sets of indicators, each
+# of which adds up to one, leave two directions that only the prior determines. Most coefficients depend on these
+# directions, so a median over coefficients would hardly be more than a single number. The right panel shows the
+# coefficients.
 
 
 def errors(draws, reference):
@@ -319,8 +321,8 @@ def draw(runs, metrics, truth, data):
         middle.semilogy(seconds, sd, color=colour, ls=line, lw=2)
         _, error = errors(run.draws[len(run.draws) // 4 :], truth.draws)
         right.loglog(count, np.maximum(error, 1e-3), "o", ms=4, color=colour, alpha=0.7)
-    left.set(xlabel="seconds", xlim=(0, None), ylabel="|error of the mean| / sd, median")
-    middle.set(xlabel="seconds", xlim=(0, None), ylabel="|relative error of the sd|, median")
+    left.set(xlabel="seconds since the start", ylabel="|error of the mean| / sd, median")
+    middle.set(xlabel="seconds since the start", ylabel="|relative error of the sd|, median")
     right.set(xlabel="rows in which the column is not zero", ylabel="|relative error of the sd| at the end")
     for axes in (left, middle):
         axes.axhline(0.1, color="black", lw=0.8, ls=":")
@@ -335,11 +337,11 @@ def draw(runs, metrics, truth, data):
 # %%
 # What is claimed
 # ---------------
-# Within its budget, and where that is too short for it on a slow machine within 300 transitions, SGHMC has the
-# posterior means to a tenth of a standard deviation and the standard deviations to 5 % (medians over the components).
-# Columns with very few rows, whose posteriors are wide and far from normal, are in the right panel. Nothing is asserted
-# about the order of the samplers in time, which depends on the machine, nor of data other than the simulated ones; the
-# table and the picture say what it was.
+# Within its budget, or within 300 transitions where the budget is too short on a slow machine, SGHMC estimates the
+# posterior means to within a tenth of a standard deviation and the standard deviations to within 5 % (medians over the
+# components). The right panel includes columns with very few rows, whose posteriors are wide and far from normal.
+# Nothing is asserted about the order of the samplers in time, which depends on the machine, or about other data than
+# the simulated rows. The table and the picture show the results.
 
 
 def check(metrics, args):

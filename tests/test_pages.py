@@ -1,6 +1,7 @@
 """The code of the pages runs as it is printed."""
 
 import importlib.util
+import inspect
 from pathlib import Path
 import re
 import subprocess
@@ -32,11 +33,53 @@ def test_programs(page):
             exec(compile(block, f"{page}, block {k}", "exec"), names)
 
 
+NUMBERS = {"dt": 1e-3, "alpha": 0.02, "lr": 3e-2, "N": 50.0, "learning_rate": 2e-3, "momentum_decay": 0.05}
+NUMBERS |= {"step_size": 4e-3, "stepsize": 5e-3}
+
+
 def test_what_one_comes_to_can_be_made():
     names = vars(numpyro_sgmcmc) | {"MCMC": MCMC, "model": models.gaussian, "h": 1e-3, "a": 1e-2, "b": 1.0, "γ": 0.5}
-    names["center"] = {"mu": 0.7}
+    names |= NUMBERS | {"center": {"mu": 0.7}}
     for block in code_of("coming_from.md"):
         eval(block, names)
+
+
+# The steps of the other libraries, from their source code, with full gradients. z' = z - a dU + b n, and
+# z' = z + c v, v' = v - a dU - f v + b n. SGMCMCJax: diffusions.py; BlackJAX: sgmcmc/diffusions.py; posteriors:
+# sgmcmc/sgld.py and sghmc.py, with dU / N for dU and the temperature 1 / N; TFP: optimizer/sgld.py; Turing: sghmc.jl
+SGLD_STEPS = {
+    "SGMCMCJax": lambda dt: (dt, (2 * dt) ** 0.5),
+    "BlackJAX": lambda step_size: (step_size, (2 * step_size) ** 0.5),
+    "posteriors": lambda lr, N: (lr / N, (1 / N * lr * 2) ** 0.5),
+    "TFP": lambda learning_rate: (learning_rate * 0.5, learning_rate * learning_rate**-0.5),
+    "Turing": lambda stepsize: (stepsize / 2, stepsize**0.5),
+}
+SGHMC_STEPS = {
+    "SGMCMCJax": lambda dt, alpha: (1.0, dt, alpha, (2 * alpha * dt) ** 0.5),
+    "BlackJAX": lambda step_size, alpha: (step_size, step_size, alpha * step_size, (step_size * 2 * alpha) ** 0.5),
+    "posteriors": lambda lr, alpha, N: (lr, lr / N, lr * alpha, (1 / N * lr * 2 * alpha) ** 0.5),
+    "Turing": lambda learning_rate, momentum_decay: (
+        *(1.0, learning_rate, momentum_decay),
+        (2 * learning_rate * momentum_decay) ** 0.5,
+    ),
+}
+
+
+def test_step_sizes_of_other_libraries():
+    """Our steps z - h dU + sqrt(2 h) n, and p - h dU - h γ p + sqrt(2 h γ) n with v = s p and c s = h."""
+    formulas = {name: [cell.strip("`") for cell in cells] for name, *cells in table_rows("coming_from.md")[2:]}
+    value = lambda formula: eval(formula, {}, NUMBERS)  # noqa: E731
+    arguments = lambda step: {name: NUMBERS[name] for name in inspect.signature(step).parameters}  # noqa: E731
+    assert set(formulas) == set(SGLD_STEPS)
+    assert {name for name, cells in formulas.items() if cells[1]} == set(SGHMC_STEPS)
+    for name, step in SGLD_STEPS.items():
+        h = value(formulas[name][0])
+        assert step(**arguments(step)) == pytest.approx((h, (2 * h) ** 0.5)), name
+    for name, step in SGHMC_STEPS.items():
+        h, friction = map(value, formulas[name][1:])
+        c, *momentum = step(**arguments(step))
+        s = h / c
+        assert momentum == pytest.approx([s * h, h * friction, s * (2 * h * friction) ** 0.5]), name
 
 
 @pytest.mark.parametrize("page", ["choosing.md", "recipe.md"])

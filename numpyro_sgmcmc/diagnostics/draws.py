@@ -83,9 +83,10 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
             "numpyro.infer.Gibbs see mcmc.last_state.block_states; for other kernels use ArviZ."
         )
     check_draws(mcmc, caller)
+    state: Any = mcmc.last_state
     if isinstance(mcmc.sampler, Tempered):
-        return mcmc.sampler.kernel, mcmc.last_state.cold
-    return mcmc.sampler, mcmc.last_state
+        return mcmc.sampler.kernel, state.cold
+    return mcmc.sampler, state
 
 
 def arguments_of(
@@ -100,7 +101,7 @@ def arguments_of(
     if not (model_args or model_kwargs):
         return kept
     _, state = checked_run(mcmc, caller)
-    different = _difference((model_args, model_kwargs), kept, Marks.of(np.asarray(state.marks)))
+    different = _difference((model_args, model_kwargs), kept, Marks.of(state.marks))
     if different is not None:
         raise ValueError(
             f"{caller}(mcmc, ...): the data are not those of the run{different}. Pass the arguments of mcmc.run(...), "
