@@ -83,7 +83,7 @@ FAULTS = [
           "test_compare:sandwich"),
     Fault("coupling: pairs alone", "coupling", "np.minimum(paired, ranked)", "paired", "test_coupling:three_times"),
     Fault("warm-up: noise at places of a normal law", "tuner", "places[k % drawn]", "places[k]",
-          "test_summary:knows_the_noise"),
+          "test_tuning:round_alone"),
     Fault("scores: of the true mean", "scores", "x * s + lost, x * mixed - 1 + lost", "x * s, x * mixed - 1",
           "test_summary:unbiased"),
     Fault("bound: freedom of blocks alone", "monte_carlo", "np.asarray(ess) / 2", "np.asarray(ess) * 50",

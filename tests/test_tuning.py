@@ -496,6 +496,27 @@ def test_new_coordinates_leave_everything_where_it_is():
 
 
 @pytest.mark.slow
+def test_the_noise_is_measured_at_the_draws_of_the_round_alone():
+    """With a control variate it grows with the distance from c. Places beyond the draws of the round change nothing."""
+    kernel = SGHMC(regression, batch_size=100)
+    state = kernel.init(random.split(random.key(0), 4), 80, None, (X, Y), {})
+    chains = kernel._chains(kernel._potential((X, Y), {}))
+    draws = jnp.asarray(rng.normal(size=(20, 4, D)), jnp.float32)
+    places = len(state.tuning.moments.places)
+
+    @jax.jit
+    def variance(beyond):
+        rest = jnp.full((places - len(draws), 4, D), beyond)
+        moments = moments_of(draws, draws, draws)._replace(places=jnp.concatenate([draws, rest]))
+        tuning = state.tuning._replace(moments=moments, transition=jnp.asarray(20))
+        of_chains = state.z, state.potential_estimate, state.phase
+        new, *_ = chains._tuner.before(chains.potential, tuning, *of_chains, state.gradient_state, random.key(1))
+        return new.variance
+
+    np.testing.assert_allclose(variance(0.0), variance(30.0), rtol=1e-3)
+
+
+@pytest.mark.slow
 def test_draws_become_longer_where_they_depend_on_each_other():
     """Two coordinates that go together, in coordinates that are not to be turned."""
 
