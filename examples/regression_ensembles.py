@@ -6,7 +6,6 @@ searches the settings of a method on validation rows.
 """
 
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import datasets
@@ -40,7 +39,9 @@ class Setting(NamedTuple):
     move: float = MOVE
 
 
-PRIORS, RATES, MOVES = (1.0, 2.0, 4.0), (3e-2, 1e-2), (0.1, 0.03, 0.2)
+PRIORS = (1.0, 2.0, 4.0)
+SEARCHED = {DEEP: {"prior": PRIORS, "rate": (3e-2, 1e-2)}}  # the first values are those of the first search
+SEARCHED |= {name: {"prior": PRIORS, "move": (0.1, 0.03, 0.2)} for name in TUNED}
 
 
 def model(X, y=None, prior=1.0):
@@ -70,7 +71,7 @@ def simulated_split(seed):
     return datasets.Split(X, y, X_test[::2], y_test[::2], X_test[1::2], y_test[1::2])
 
 
-def samplers(model, move, rows, steps, draws):
+def samplers(move, rows, steps, draws):
     """
     Names and kernels; ``steps`` of a draw, as many ``draws`` as there will be.
 
@@ -94,15 +95,15 @@ class Ensembles:
     """All methods on the training rows of one split, from the same starts."""
 
     def __init__(self, X: Any, y: Any, args: Any, seed: int, setting: Setting):
-        self.rows, self.args, self.setting = (jnp.asarray(X), jnp.asarray(y)), args, setting
+        self.prior = jnp.float32(setting.prior)  # an argument, so that all priors have the same program
+        self.rows, self.args, self.setting = (jnp.asarray(X), jnp.asarray(y), self.prior), args, setting
         self.key_start, self.key_chains = random.split(random.key(seed))
-        self.model = partial(model, prior=setting.prior)
 
     def trained(self, num_steps: int) -> dict:
         """Members, unconstrained."""
         optimizer = optax.adam(optax.cosine_decay_schedule(self.setting.rate, num_steps))
         options = {"members": self.args.members, "batch_size": BATCH, "progress_bar": False}
-        return warm_start(self.model, self.key_start, *self.rows, num_steps=num_steps, optimizer=optimizer, **options)
+        return warm_start(model, self.key_start, *self.rows, num_steps=num_steps, optimizer=optimizer, **options)
 
     def starts(self) -> dict:
         return self.trained(self.args.steps)
@@ -115,33 +116,27 @@ class Ensembles:
         """Half of a chain is its warm-up."""
         args = self.args
         draws = args.steps // args.steps_per_draw
-        kernel = samplers(self.model, self.setting.move, len(self.rows[0]), args.steps_per_draw, draws)[name]
+        kernel = samplers(self.setting.move, len(self.rows[0]), args.steps_per_draw, draws)[name]
         chains = {"num_chains": args.members, "chain_method": "vectorized", "progress_bar": False}
         mcmc = MCMC(kernel, num_warmup=draws, num_samples=draws, **chains)
         mcmc.run(self.key_chains, *self.rows, init_params=starts, extra_fields=("i",))
         return mcmc
 
     def scores(self, draws: Any, X: Any, y: Any) -> dict[str, float]:
-        """Of the averaged predictions of an MCMC, or of members; of chains also their mean kinetic temperature."""
-        chains = isinstance(draws, MCMC)
-        if not chains:
-            draws = self.model, {name: jnp.exp(x) if name == "sd" else x for name, x in draws.items()}
-        found = predict(draws, jnp.asarray(X), jnp.asarray(y))
+        """Of the averaged predictions of an MCMC, or of members."""
+        if not isinstance(draws, MCMC):
+            draws = model, {name: jnp.exp(x) if name == "sd" else x for name, x in draws.items()}
+        found = predict(draws, jnp.asarray(X), jnp.asarray(y), self.prior)
         error = np.sqrt(np.mean((found.mean["y"] - np.asarray(y)) ** 2))
-        return {
-            "log density": float(found.log_density["y"].mean()),
-            "error": float(error),
-            **({"temperature": temperature(draws)} if chains else {}),
-        }
+        return {"log density": float(found.log_density["y"].mean()), "error": float(error)}
 
     def of(self, method: str, X: Any, y: Any) -> dict[str, float]:
-        """Scores of one method, all of its minibatches counted."""
-        return self.scores(self.deep() if method == DEEP else self.chains(method, self.starts()), X, y)
-
-
-def temperature(mcmc):
-    """Mean kinetic temperature of the draws; nan for a kernel without momenta."""
-    return float(np.mean(mcmc.get_extra_fields()["monitor"].temperature))
+        """Scores of one method, from the first minibatch to the last; of chains also their kinetic temperature."""
+        if method == DEEP:
+            return self.scores(self.deep(), X, y)
+        mcmc = self.chains(method, self.starts())
+        temperature = float(np.mean(mcmc.get_extra_fields()["monitor"].temperature))
+        return self.scores(mcmc, X, y) | {"temperature": temperature}
 
 
 def compare(X, y, X_test, y_test, args, seed):
@@ -150,25 +145,23 @@ def compare(X, y, X_test, y_test, args, seed):
     of = lambda draws: ensembles.scores(draws, X_test, y_test)  # noqa: E731
     starts, deep = ensembles.starts(), ensembles.deep()
     found = {"one member": of(jax.tree.map(lambda x: x[:1], deep)), "starts": of(starts), DEEP: of(deep)}
-    kernels = args.kernels or samplers(model, MOVE, len(X), 1, 2)
+    kernels = args.kernels or samplers(MOVE, len(X), 1, 2)
     return found | {name: of(ensembles.chains(name, starts)) for name in kernels}
 
 
-def settings(method, fast):
-    """What is searched: of an ensemble prior and rate, of chains prior and step size."""
-    grid = product(PRIORS, RATES, (MOVE,)) if method == DEEP else product(PRIORS, (RATE,), MOVES)
-    return [Setting(*values) for values in grid][: 2 if fast else None]
-
-
 def choose(method, split, args):
-    """Each setting with its scores on the validation rows, and the one of the largest log density."""
-    found = []
-    for setting in settings(method, args.fast):
-        scores = Ensembles(split.X, split.y, args, args.seed, setting).of(method, split.X_valid, split.y_valid)
-        found.append({"setting": setting._asdict(), **scores})
-        print(method, found[-1], flush=True)
-    best = max(found, key=lambda row: np.nan_to_num(row["log density"], nan=-np.inf))
-    return {"chosen": best["setting"], "searched": found}
+    """The prior, and then the rate or the step size, of the largest log density of validation rows; and all scores."""
+    found = {}
+    best = Setting(**{name: values[0] for name, values in SEARCHED[method].items()})
+    for name, values in SEARCHED[method].items():
+        for setting in [best._replace(**{name: value}) for value in values[: 2 if args.fast else None]]:
+            if setting not in found:
+                ensembles = Ensembles(split.X, split.y, args, args.seed, setting)
+                found[setting] = ensembles.of(method, split.X_valid, split.y_valid)
+                print(method, setting, found[setting], flush=True)
+        best = max(found, key=lambda setting: np.nan_to_num(found[setting]["log density"], nan=-np.inf))
+    searched = [{"setting": setting._asdict(), **scores} for setting, scores in found.items()]
+    return {"chosen": best._asdict(), "searched": searched}
 
 
 def choose_and_test(splits, args, keep):
