@@ -20,9 +20,9 @@ minibatches.
 # A better score does not mean that a method is nearer to the posterior. A network of 51 weights for three classes is
 # small enough for NUTS. The third comparison is how near the others come to its predictions (``small_networks.py``).
 #
-# ``--data airfoil bike`` takes regression sets by name, ``--digits dense convolutional`` MNIST. For a regression set the
-# standard deviation of the prior, Adam's first step and the step size of the chains are chosen on the validation rows
-# of the first split, for the ensemble and for each sampler of ``--tuned`` by itself, and then kept for all splits
+# ``--data airfoil bike`` takes regression sets by name, ``--digits dense convolutional`` MNIST. For a regression set,
+# the standard deviation of the prior, Adam's first step and the step size of the chains are chosen on the validation
+# rows of the first split, for the ensemble and for each sampler of ``--tuned`` by itself, and then kept for all splits
 # (``regression_ensembles.py``). The simulated rows and the small network have fixed settings. Each choice, split and
 # seed is kept in a file of its own, and not run again.
 #
