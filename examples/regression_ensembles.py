@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
 
 PRIORS = (1.0, 2.0, 4.0)
-SEARCHED = {DEEP: {"prior": PRIORS, "rate": (3e-2, 1e-2)}}  # the first values are those of the first search
+SEARCHED = {DEEP: {"prior": PRIORS, "rate": (3e-2, 1e-2)}}  # the prior is searched with the first of these
 SEARCHED |= {name: {"prior": PRIORS, "move": (0.1, 0.03, 0.2)} for name in TUNED}
 
 
@@ -153,8 +153,8 @@ def choose(method, split, args):
     """The prior, and then the rate or the step size, of the largest log density of validation rows; and all scores."""
     found = {}
     best = Setting(**{name: values[0] for name, values in SEARCHED[method].items()})
-    for name, values in SEARCHED[method].items():
-        for setting in [best._replace(**{name: value}) for value in values[: 2 if args.fast else None]]:
+    for name, values in ({"prior": PRIORS[:2]} if args.fast else SEARCHED[method]).items():
+        for setting in [best._replace(**{name: value}) for value in values]:
             if setting not in found:
                 ensembles = Ensembles(split.X, split.y, args, args.seed, setting)
                 found[setting] = ensembles.of(method, split.X_valid, split.y_valid)
