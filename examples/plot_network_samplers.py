@@ -30,9 +30,12 @@ minibatches.
 # ----------------
 # Of the simulated data, which the program makes by itself: MSGNHT and adaptive SGHMC predict better than a single
 # member that was trained for as long as the ensemble (log densities .003 and .011 against -.020), and no sampler
-# predicts better than the deep ensemble (.027). So it is on one split each of four regression sets. From
-# starts and ensembles by a slower optimizer it was the other way round, which was no merit of sampling:
-# docs/measurements.md has both. PSGLD and SG-Barker move little in so few steps and stay near their starts.
+# predicts better than the deep ensemble (.027). From starts and ensembles by a slower optimizer it was the other way
+# round, which was no merit of sampling. PSGLD and SG-Barker move little in so few steps and stay near their starts.
+#
+# Of the regression sets, if they are there: with settings chosen on validation rows, the mean log density of MSGNHT
+# over ten splits is not below that of the deep ensemble on airfoil and concrete, and below it on parkinsons.
+# docs/measurements.md has the figures.
 #
 # Of the small network: the total variation distance from NUTS of SGHMC, MSGNHT, adaptive SGHMC and SG-Barker is less
 # than half that of the deep ensemble. So the samplers are nearer to the posterior, and the ensemble has the better
@@ -148,6 +151,14 @@ def check(found):
     assert max(log_density, key=lambda name: log_density[name]) == "deep ensemble"
 
 
+NOT_BELOW = {"airfoil": True, "concrete": True, "parkinsons": False}  # the deep ensemble, in the mean over the splits
+
+
+def check_regressions(less):
+    for name in NOT_BELOW.keys() & less.keys():
+        assert (less[name]["MSGNHT ssi"]["mean"] >= 0) == NOT_BELOW[name], name
+
+
 def regressions(args):
     """Name -> what each split has found; name -> the choices; name -> differences from the deep ensemble."""
     args = Namespace(**vars(args) | {"steps": args.data_steps})
@@ -234,6 +245,7 @@ def main(args):
     if not args.fast and shown(args):
         check(simulation)
         check_small(results["small"])
+        check_regressions(less)
 
 
 if __name__ == "__main__":
