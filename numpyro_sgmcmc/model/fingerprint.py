@@ -39,8 +39,10 @@ def _bytes(leaf: Any) -> bytes:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
         return f"{leaf.shape}{leaf.dtype}".encode()
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # so that the same data agree on the device and off it
-    same = complex if jnp.issubdtype(dtype, jnp.complexfloating) else float  # labels may be integers or floats
     shape = leaf.shape
     if shape and shape[0]:
         leaf = leaf[np.unique(np.linspace(0, shape[0] - 1, ROWS).astype(int))]
-    return f"{shape}".encode() + np.ascontiguousarray(leaf, dtype).astype(same).tobytes()
+    values = np.ascontiguousarray(leaf, dtype)
+    if dtype.kind in "biuf":
+        values = values.astype(float)  # labels may be integers or floats
+    return f"{shape}{values.dtype}".encode() + values.tobytes()
