@@ -34,7 +34,7 @@ minibatches.
 # round, which was no merit of sampling. PSGLD and SG-Barker move little in so few steps and stay near their starts.
 #
 # Of the regression sets, if they are there: with settings chosen on validation rows, the mean log density of MSGNHT
-# over ten splits is not below that of the deep ensemble on airfoil and concrete, and below it on parkinsons.
+# over ten splits is not below that of the deep ensemble on airfoil and concrete, and below it on bike and parkinsons.
 # docs/measurements.md has the figures.
 #
 # Of the small network: the total variation distance from NUTS of SGHMC, MSGNHT, adaptive SGHMC and SG-Barker is less
@@ -151,7 +151,7 @@ def check(found):
     assert max(log_density, key=lambda name: log_density[name]) == "deep ensemble"
 
 
-NOT_BELOW = {"airfoil": True, "concrete": True, "parkinsons": False}  # the deep ensemble, in the mean over the splits
+NOT_BELOW = {"airfoil": True, "bike": False, "concrete": True, "parkinsons": False}  # the deep ensemble, in the mean over the splits
 
 
 def check_regressions(less):

@@ -472,6 +472,8 @@ FAULTS = [
     # the simplex
     Fault("SCIR: decay", "cox_ingersoll_ross", "jnp.exp(z - r * h - log_c)", "jnp.exp(z - 1.05 * r * h - log_c)",
           "test_simplex:transition or rate"),
+    Fault("SCIR: a rate that is not used", "cox_ingersoll_ross", "self.rate.get(name, 1.0)", "1.0",
+          "test_simplex:conditional"),
     Fault("SCIR: one count more", "cox_ingersoll_ross", "jnp.where(valid, b, 1.0)", "jnp.where(valid, b + 1.0, 1.0)",
           "test_simplex:transition or mixture"),
     Fault("SCIR: the sum spread evenly", "cox_ingersoll_ross", "* jax.nn.softmax(z[name])", "/ z[name].shape[-1]",
