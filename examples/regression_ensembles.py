@@ -12,13 +12,14 @@ import datasets
 import jax
 from jax import random
 import jax.numpy as jnp
+from network_kernels import six_kernels
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import optax
 
-from numpyro_sgmcmc import MSGNHT, PSGLD, SGHMC, AdaptiveSGHMC, Cyclical, SGBarker, predict, warm_start
+from numpyro_sgmcmc import predict, warm_start
 
 HIDDEN, BATCH = 50, 50
 RATE, MOVE = 3e-2, 0.15  # Adam's first step; h sqrt(N) of the chains
@@ -78,17 +79,8 @@ def samplers(move, rows, steps, draws):
     Of SGHMC, .96 of the momentum is left after a step. The numbers of adaptive SGHMC, and the usual ``move``, were
     chosen on the validation rows of one split of airfoil, from starts by a slower optimizer than that of now.
     """
-    common = {"batch_size": BATCH, "steps_per_sample": steps}
     h = move / np.sqrt(rows)
-    cycles = Cyclical(2 * h, draws // 2 * steps, exploration=0.4)
-    return {
-        "SGHMC": SGHMC(model, step_size=h, friction=0.04 / h, **common),
-        "cyclical SGHMC": SGHMC(model, step_size=cycles, friction=0.04 / h, **common),
-        "MSGNHT ssi": MSGNHT(model, step_size=h, diffusion=0.04 / h, integrator="ssi", **common),
-        "adaptive SGHMC": AdaptiveSGHMC(model, step_size=2e-2, friction=2.5, **common),
-        "PSGLD": PSGLD(model, step_size=1e-3, **common),
-        "SG-Barker": SGBarker(model, step_size=1e-2 / rows, **common),
-    }
+    return six_kernels(model, h, 2e-2, 1e-2 / rows, draws // 2, batch_size=BATCH, steps_per_sample=steps)
 
 
 class Ensembles:

@@ -8,12 +8,13 @@ class (*agreement*), and the total variation distance of the predictive distribu
 import jax
 from jax import random
 import jax.numpy as jnp
+from network_kernels import six_kernels
 from networks import Network, classifier
 import numpy as np
 from numpyro.infer import MCMC, NUTS
 import optax
 
-from numpyro_sgmcmc import MSGNHT, PSGLD, SGHMC, AdaptiveSGHMC, Cyclical, SGBarker, predict, warm_start
+from numpyro_sgmcmc import predict, warm_start
 
 UNITS, CLASSES, BATCH = 8, 3, 50
 STEPS_PER_DRAW = 100
@@ -40,17 +41,8 @@ def spirals(seed, rows=150, test_rows=1000):
 
 def kernels(rows, draws):
     """Name -> kernel; small steps, since there is time for many."""
-    common = {"batch_size": BATCH, "steps_per_sample": STEPS_PER_DRAW}
     h = 0.1 / np.sqrt(rows)
-    cycles = Cyclical(2 * h, draws // 4 * STEPS_PER_DRAW, exploration=0.4)
-    return {
-        "SGHMC": SGHMC(MODEL, step_size=h, friction=0.04 / h, **common),
-        "cyclical SGHMC": SGHMC(MODEL, step_size=cycles, friction=0.04 / h, **common),
-        "MSGNHT ssi": MSGNHT(MODEL, step_size=h, diffusion=0.04 / h, integrator="ssi", **common),
-        "adaptive SGHMC": AdaptiveSGHMC(MODEL, step_size=1e-2, friction=2.5, **common),
-        "PSGLD": PSGLD(MODEL, step_size=1e-3, **common),
-        "SG-Barker": SGBarker(MODEL, step_size=0.5 / rows, **common),
-    }
+    return six_kernels(MODEL, h, 1e-2, 0.5 / rows, draws // 4, batch_size=BATCH, steps_per_sample=STEPS_PER_DRAW)
 
 
 def by_nuts(X, y, X_test, draws, seed):

@@ -25,7 +25,7 @@ from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import raveled, unraveler
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.potential import ModelPotential
-from numpyro_sgmcmc.utils.validation import checked_count
+from numpyro_sgmcmc.utils.validation import check_mcmc, checked_count
 
 TOGETHER = 8  # number of draws at which gradients are evaluated at once
 
@@ -54,8 +54,7 @@ def check_draws(mcmc: Any, caller: str) -> None:
     :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`, with any kernel.
     :raises ValueError: if it has no draws.
     """
-    if not isinstance(mcmc, MCMC):
-        raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
+    check_mcmc(mcmc, caller)
     step_size = (mcmc._states or {}).get("step_size", 1.0)
     # after mcmc.warmup(...), which keeps no draws, NumPyro's arrays of draws consist of zeros
     if mcmc.last_state is None or not mcmc._states or not np.any(np.asarray(step_size)):
@@ -70,8 +69,7 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
     :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC` with a kernel of this package.
     :raises ValueError: if there was no run yet.
     """
-    if not isinstance(mcmc, MCMC):
-        raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
+    check_mcmc(mcmc, caller)
     if isinstance(mcmc.sampler, Tempered) and not tempered:
         raise TypeError(
             f"{caller} continues single chains, but those of Tempered exchange their temperatures, so it would test "

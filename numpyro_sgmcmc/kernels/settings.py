@@ -9,6 +9,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.kernels.run_report import verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.tuner import Tuning
+from numpyro_sgmcmc.utils.validation import check_mcmc
 
 
 def settings(mcmc: MCMC) -> dict[str, Any]:
@@ -61,8 +62,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         >>> again = SGHMC(model, batch_size=50, settings=found)
         >>> MCMC(again, num_warmup=50, num_samples=200, progress_bar=False).run(random.key(2), x)
     """
-    if not isinstance(mcmc, MCMC):
-        raise TypeError(f"settings(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
+    check_mcmc(mcmc, "settings")
     kernel, state = mcmc.sampler, mcmc.last_state
     if not isinstance(kernel, SGMCMC) or state is None:
         raise ValueError("settings(mcmc) needs a run with a kernel of numpyro_sgmcmc: call mcmc.run(...) first.")
