@@ -256,19 +256,6 @@ def noise(m):
         yield f"{name}: excess of the variances; their error in a chain", "none", ours
 
 
-SHORT = {
-    "kinetic_temperature": "T",
-    "r_hat": "R-hat",
-    "ess": "ESS",
-    "score": "E dU",
-    "virial": "E z dU",
-    "configurational_temperature": "T conf",
-    "inflation_by_noise": "noise",
-    "inflation_by_step": "step",
-    "stability": "stable",
-}
-
-
 def diagnostics(m):
     for name, column in m["table"].items():
         moved = [cell for fault, cell in column.items() if cell.get("moved")]
@@ -286,7 +273,7 @@ def faults(m):
     def cell(found):
         if found["verdict"] == "refused":
             return "refused at the start"
-        red = ", ".join(SHORT.get(line, line) for line in found["red"])
+        red = ", ".join(m["short names"].get(line, line) for line in found["red"])
         return f"**{red}**" if found["moved"] else red or "-"
 
     names = list(m["table"])
