@@ -139,6 +139,8 @@ FAULTS = [
           "_factors(smallest, smallest < 0)", "test_tuning:does_not_see"),
     Fault("low rank: not turned back", "coordinates", "return self.stretched(self.width * gradient, self.factors)",
           "return self.width * gradient", "test_tuning:gradients_in_x"),
+    Fault("tuner: a failed check changes nothing", "tuner", "due | (last & _too_large(tuning, found))", "due",
+          "test_tuning:last_check"),
     Fault("tuner: draws stay short", "tuner", "tuning.length * jnp.where(slow, longer, 1)", "tuning.length",
           "test_tuning:become_longer"),
     Fault("pilot: each draw for effective", "pilot", "effective.min() / (draws * chains)",

@@ -516,6 +516,28 @@ def test_the_noise_is_measured_at_the_draws_of_the_round_alone():
     np.testing.assert_allclose(variance(0.0), variance(30.0), rtol=1e-3)
 
 
+@pytest.mark.parametrize("beside", [0.0, 3.0])
+def test_a_step_whose_draws_fail_the_last_check_is_halved(beside):
+    """Nothing changes at the end of the warm-up unless the gradients at the draws are beside 0."""
+    kernel = SGHMC(regression, batch_size=100)
+    state = kernel.init(random.split(random.key(0), 4), 400, None, (X, Y), {})
+    chains = kernel._chains(kernel._potential((X, Y), {}))
+    draws = jnp.asarray(rng.normal(size=(200, 4, D)), jnp.float32)
+    old = state.tuning._replace(
+        moments=moments_of(draws, draws + beside, draws + beside),
+        transition=jnp.asarray(400),
+        step_size=jnp.asarray(0.3),
+        largest=jnp.asarray(0.3),
+    )
+    of_chains = state.z, state.potential_estimate, state.phase
+    before = jax.jit(lambda *of: chains._tuner.before(chains.potential, *of)[0])
+    new = before(old, *of_chains, state.gradient_state, random.key(1))
+    assert (new.scores.gradient > new.score_limit) == (beside > 0)
+    assert new.largest == pytest.approx(0.15 if beside else 0.3)
+    assert new.step_size <= 0.15 if beside else new.step_size == old.step_size
+    assert (new.coordinates.center == old.coordinates.center).all() == (beside == 0)
+
+
 @pytest.mark.slow
 def test_draws_become_longer_where_they_depend_on_each_other():
     """Two coordinates that go together, in coordinates that are not to be turned."""
