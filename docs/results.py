@@ -382,7 +382,8 @@ def introduction():
         "# Results\n\n"
         f"The results of `make figures experiments` ({machine}), written by [results.py](results.py). `±` is a "
         "standard error over seeds, folds or chains. D is the friction or the intensity of the injected noise, as in "
-        "the papers; the README calls it γ. Each program explains what its numbers mean, and what they do not show.\n"
+        "the papers; the README calls it γ. Other programs may have run on the machine, so the seconds are upper "
+        "bounds. Each program explains what its numbers mean, and what they do not show.\n"
     )
 
 
