@@ -510,9 +510,7 @@ def test_new_coordinates_leave_everything_where_it_is():
     moments = moments_of(draws, draws, draws)._replace(places=draws[:50])
     old = state.tuning._replace(moments=moments, transition=jnp.asarray(20))
     operands = old, draws[-1], state.gradient_state
-    new, x, _ = chains._tuner._change(
-        chains.potential, state.z, random.key(1), evidence(moments), *operands
-    )
+    new, x, _ = chains._tuner._change(chains.potential, state.z, random.key(1), evidence(moments), *operands)
     assert np.abs(new.coordinates.scale - old.coordinates.scale).max() > 1
     into_z = lambda tuning, x: np.asarray(jax.vmap(tuning.coordinates.to_z)(x.reshape(-1, D)))  # noqa: E731
     np.testing.assert_allclose(into_z(new, x), into_z(old, draws[-1]), atol=1e-3)
