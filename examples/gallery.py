@@ -12,6 +12,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 BEGAN = time.perf_counter()
+SECONDS = []  # of each part that `once` has run or read
 FREE = ("out", "fast", "seed", "data", "data_dir", "download", "references")  # are no settings
 
 
@@ -54,6 +55,23 @@ def shown(args):
     if not args.as_shown:
         print("Nothing is asserted of other settings than those of the page.")
     return args.as_shown
+
+
+def once(args, name, number, run):
+    """
+    What ``run()`` has found for a part of a long program, such as a split or a seed, from its file if there is one. The
+    seconds that it took are added to ``SECONDS``. The name must contain every setting that the part depends on, unless
+    each of them has its own ``--out``.
+    """
+    path = args.out / "parts" / f"{name}-{number}.json"
+    if not path.exists() or args.fast:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        began = time.perf_counter()
+        found = run()
+        path.write_text(json.dumps({"seconds": time.perf_counter() - began, "found": found}, indent=1))
+    part = json.loads(path.read_text())
+    SECONDS.append(part["seconds"])
+    return part["found"]
 
 
 def expect_refusals():

@@ -10,8 +10,10 @@ are in more than a tenth of the documents are left out, and of the others 7700 a
 training. One half of their words is seen, and the perplexity is that of the other half.
 """
 
+from functools import partial
+
 import datasets
-from gallery import expect_refusals, parsed, parser, save, shown
+from gallery import SECONDS, expect_refusals, once, parsed, parser, save, shown
 from jax import random
 import matplotlib.pyplot as plt
 import numpy as np
@@ -45,7 +47,7 @@ CELLS += [("SGHMC ssi", STEPS[-1], D) for D in (FRICTIONS[0], FRICTIONS[2])]
 
 
 def sample(name, h, D, corpus, vocabulary, args):
-    """beta at equal distances on the way, and whether steps were refused."""
+    """Draws of beta at equal intervals, and whether steps were refused."""
     common = {
         "batch_size": BATCH,
         "steps_per_sample": args.steps // args.draws,
@@ -60,6 +62,18 @@ def sample(name, h, D, corpus, vocabulary, args):
     mcmc = MCMC(kernel, num_warmup=0, num_samples=args.draws, progress_bar=False)
     mcmc.run(random.key(args.seed), corpus, extra_fields=("diverging",))
     return topics.topics_of(mcmc.get_samples()), bool(mcmc.get_extra_fields()["diverging"].any())
+
+
+def described(cell):
+    sampler, h, D = cell
+    return f"{sampler}, h = {h:g}, D = {D:.3g}"
+
+
+def chosen(numbers):
+    """The cells with these numbers, in the order of the list; all for None."""
+    if numbers is not None and not set(numbers) <= set(range(len(CELLS))):
+        raise SystemExit(f"--cells {' '.join(map(str, numbers))}: the numbers are 0 to {len(CELLS) - 1}.")
+    return [cell for k, cell in enumerate(CELLS) if numbers is None or k in numbers]
 
 
 # %%
@@ -88,7 +102,8 @@ def draw(table):
 # %%
 # The runs
 # --------
-# The picture and the numbers are written after each run, so that a long program can be stopped.
+# Each run is kept in a file of its own, and not run again: a program that was stopped goes on where it was. The picture
+# and the numbers are written after each run. ``--cells 0 4`` takes the first and the fifth of ``CELLS`` alone.
 
 
 def main(args):
@@ -101,19 +116,19 @@ def main(args):
         documents, vocabulary = topics.simulated_corpus(600)
     train, seen, unseen = topics.split(documents, args.seed, min(0.2, TEST / len(documents)))
     corpus = topics.Corpus.of(train)
-    cells = CELLS if name else [("SGHMC ssi", STEPS[-1], FRICTIONS[1])]
-    metrics = {"data": name or "simulated", "documents": len(train), "vocabulary": vocabulary, "runs": len(cells)}
-    table = {}
-    for cell in tqdm(cells):
+
+    def run(cell):
         betas, refused = sample(*cell, corpus, vocabulary, args)
         late = betas[args.draws // 2 :]
-        table[cell] = {
-            "perplexity": float(topics.perplexities(random.key(2), late, seen, unseen)[-1]),
-            "refused": refused,
-        }
-        metrics["perplexity"] = {
-            f"{sampler}, h = {h:g}, D = {D:.3g}": found for (sampler, h, D), found in table.items()
-        }
+        return {"perplexity": float(topics.perplexities(random.key(2), late, seen, unseen)[-1]), "refused": refused}
+
+    cells = chosen(args.cells) if name else [("SGHMC ssi", STEPS[-1], FRICTIONS[1])]
+    metrics = {"data": name or "simulated", "documents": len(train), "vocabulary": vocabulary, "runs": len(cells)}
+    size = f"{metrics['data']}, topics {args.topics}, steps {args.steps}, draws {args.draws}"
+    table = {}
+    for cell in tqdm(cells):
+        table[cell] = once(args, f"{size}, {described(cell)}", args.seed, partial(run, cell))
+        metrics |= {"seconds": sum(SECONDS), "perplexity": {described(cell): found for cell, found in table.items()}}
         plt.close("all")  # the last picture stays open, for the page
         save(args, "many_topics", draw(table), metrics)
     for what, found in metrics["perplexity"].items():
@@ -129,5 +144,8 @@ def main(args):
 if __name__ == "__main__":
     arguments = parser(__doc__, **SIZE)
     arguments.add_argument("--data", metavar="NAME", help="NAME.npz; newsgroups20_bow if it is found, else simulated")
+    arguments.add_argument(
+        "--cells", type=int, nargs="+", metavar="K", help="these of the runs, counted from 0; else all"
+    )
     arguments.add_argument("--data-dir", metavar="FOLDER", help="where it is")
     main(parsed(arguments, **SIZE))

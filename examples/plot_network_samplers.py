@@ -47,13 +47,11 @@ minibatches.
 
 from argparse import Namespace
 from functools import partial
-import json
-import time
 from types import SimpleNamespace
 
 import datasets
 from digit_ensembles import Ensembles, Plan, compare_digits
-from gallery import expect_refusals, parsed, parser, save, shown
+from gallery import SECONDS, expect_refusals, once, parsed, parser, save, shown
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 from networks import load, mean_error
@@ -63,25 +61,11 @@ from plot_neural_network import dense
 from regression_ensembles import TUNED, choose_and_test, compare, paired, simulated, simulated_split
 from small_networks import compare_with_nuts
 
-SECONDS = []  # of each split and seed
 X_LABEL = {
     "log density": "log density of test rows",
     "nll": "log density of test images",
     "total variation": "minus the total variation from NUTS",
 }
-
-
-def once(args, name, number, run):
-    """What ``run()`` has found for a split or a seed, from its file if there is one; the seconds it took are added."""
-    path = args.out / "parts" / f"{name}-{number}.json"
-    if not path.exists() or args.fast:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        began = time.perf_counter()
-        found = run()
-        path.write_text(json.dumps({"seconds": time.perf_counter() - began, "found": found}, indent=1))
-    part = json.loads(path.read_text())
-    SECONDS.append(part["seconds"])
-    return part["found"]
 
 
 def over(parts):

@@ -1,6 +1,7 @@
 """Latent sites of a row: those that are summed out exactly, and those that are drawn for each minibatch."""
 
 import itertools
+import warnings
 
 import jax
 from jax import random
@@ -21,6 +22,7 @@ from numpyro_sgmcmc import (
     LocalHMC,
     LocalLangevin,
     gradient_noise,
+    summary,
     to_arviz,
 )
 from numpyro_sgmcmc.model.potential import ModelPotential
@@ -403,25 +405,74 @@ def test_a_posterior_through_mcmc():
         ({"local": LocalGibbs()}, "'u' is continuous"),
         ({"local": lambda key, local, *_: {}}, r"a value for each of the sites \['u'\]"),
         ({"local": lambda key, local, *_: {"u": 0.0}}, r"'u' with shape \(\)"),
-        ({"local": exactly, "batch_size": None}, "Give batch_size="),
+        ({"local": exactly, "batch_size": None}, "Give batch_size=.* leave local= out"),
+        ({"local": exactly, "batch_size": N}, "Use at most 11. For all of the data leave local= and batch_size= out"),
+        ({"local": exactly, "init_params": {"mu": 0.0, "u": np.zeros(N)}}, "names 'u', .* Local sites are drawn for"),
         ({"local": lambda key, local, sites, rows: {"u": rows}}, r"called as fn\(rng_key, local_sites"),
         ({"local": lambda key, local, *_: {"u": np.zeros(B, np.float32)}}, "NumPy array for 'u'"),
-        ({"local": lambda key, local, *_: {"u": local["u"] * np.nan}}, r"'u \(drawn by local=\)'"),
+        ({"local": lambda key, local, *_: {"u": local["u"] * np.nan}}, r"'y and u \(drawn by local=\)'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options, message):
+    init_params = options.get("init_params")
+    options = {"batch_size": B, **{name: x for name, x in options.items() if name != "init_params"}}
     with pytest.raises(ValueError, match=message):
-        SGLD(effects, step_size=0.01, **{"batch_size": B, **options}).init(random.key(0), 0, None, (EFFECTS,), {})
+        SGLD(effects, step_size=0.01, **options).init(random.key(0), 0, init_params, (EFFECTS,), {})
+
+
+def test_data_that_are_missing_are_named():
+    with pytest.raises(ValueError, match=r"not finite at site 'y and u \(drawn by local=\)'.*missing"):
+        kernel = SGLD(effects, step_size=0.01, batch_size=B, local=LocalHMC(0.5))
+        kernel.init(random.key(0), 0, None, (EFFECTS * np.nan,), {})
+
+
+def outside(y):
+    """The local site of a user who has forgotten the plate."""
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    u = numpyro.sample("u", dist.Normal(mu, 1).expand([len(y)]))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(u[rows], 1), obs=y[rows])
+
+
+def two_plates(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("a", 4, dim=-2) as a, numpyro.plate("b", 3, dim=-1) as b:
+        u = numpyro.sample("u", dist.Normal(mu, 1))
+        numpyro.sample("y", dist.Normal(u, 1), obs=y.reshape(4, 3)[a[:, None], b])
+
+
+def sum_first(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", len(y)) as rows:
+        k = numpyro.sample("k", dist.Bernoulli(0.5), infer=PARALLEL)
+        u = numpyro.sample("u", dist.Normal(mu, 1))
+        numpyro.sample("y", dist.Normal(u + k, 1), obs=y[rows])
+
+
+@pytest.mark.parametrize(
+    "model, size, message",
+    [
+        (outside, B, "no latent site in plate 'N': 'mu', 'u' are outside. Move the latent sites"),
+        (two_plates, B, "ambiguous: the plates 'a', 'b'"),
+        (two_plates, {"a": 2, "b": 3}, r"Leave 'b' out for all of its rows: batch_size=\{'a': 2\}"),
+        (two_plates, {"c": 2}, "names the plate 'c', but the model has"),
+        (sum_first, B, "'u' follows the site 'k', which is summed out.* put it before 'k'"),
+    ],
+)
+def test_models_that_local_refuses(model, size, message):
+    with pytest.raises(ValueError, match=message):
+        kernel = SGLD(model, step_size=0.01, batch_size=size, local=LocalHMC(0.5))
+        kernel.init(random.key(0), 0, None, (EFFECTS,), {})
 
 
 @pytest.mark.parametrize(
     "site, values, error",
     [
-        (dist.Exponential(1.0), -1.0, r"'u \(drawn by local=\)'"),
-        (dist.Beta(2.0, 2.0), 1.5, r"'u \(drawn by local=\)'"),
-        (dist.Uniform(0.0, 2.0), 2.5, r"'u \(drawn by local=\)'"),
-        (dist.Normal(0.0, 2.0), jnp.inf, r"'u \(drawn by local=\)'"),
-        (dist.Bernoulli(0.5), 2, r"'u \(drawn by local=\)'"),
+        (dist.Exponential(1.0), -1.0, r"'y and u \(drawn by local=\)'"),
+        (dist.Beta(2.0, 2.0), 1.5, r"'y and u \(drawn by local=\)'"),
+        (dist.Uniform(0.0, 2.0), 2.5, r"'y and u \(drawn by local=\)'"),
+        (dist.Normal(0.0, 2.0), jnp.inf, r"'y and u \(drawn by local=\)'"),
+        (dist.Bernoulli(0.5), 2, r"'y and u \(drawn by local=\)'"),
         (dist.Bernoulli(0.5), 1.0, "'u' as float32. The site is discrete"),
         (dist.Exponential(1.0).mask(False), -1.0, None),
         (dist.Gamma(0.01, 1.0), 0.0, None),  # rounded to the boundary
@@ -469,3 +520,124 @@ def test_arguments_of_local():
         SGLD(units, step_size=0.01, batch_size=B, local=LocalHMC(0.1)).init(random.key(0), 0, None, (EFFECTS,), {})
     with pytest.raises(ValueError, match="there is no latent site in"):
         SGLD(marginal, step_size=0.01, batch_size=B, local=exactly).init(random.key(0), 0, None, (Y,), {})
+
+
+# -- a site that is summed out, and one that is drawn ------------------------------------------------------------------
+
+
+def drawn_and_summed(y):
+    """y_i ~ N(u_i + 2 k_i, 1): k_i is summed out, and u_i ~ N(mu, 1) drawn given y alone."""
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", len(y)) as rows:
+        u = numpyro.sample("u", dist.Normal(mu, 1))
+        k = numpyro.sample("k", dist.Bernoulli(0.3), infer=PARALLEL)
+        numpyro.sample("y", dist.Normal(u + 2 * k, 1), obs=y[rows])
+
+
+@pytest.mark.slow
+def test_one_site_drawn_and_one_summed():
+    """The gradient is that of the marginal of both, 0.7 N(mu, 2) + 0.3 N(mu + 2, 2)."""
+
+    def energy(mu):
+        terms = jnp.stack(
+            [jnp.log(p) + dist.Normal(mu + 2 * k, 2**0.5).log_prob(EFFECTS) for k, p in ((0, 0.7), (1, 0.3))]
+        )
+        return -dist.Normal(0, 10).log_prob(mu) - jax.scipy.special.logsumexp(terms, 0).sum()
+
+    exact = jax.jit(jax.grad(energy))(0.3)
+    error = {}
+    for moves in (1, 20):
+        found = gradients(LocalHMC(0.4, num_steps=3, moves=moves), drawn_and_summed)
+        error[moves] = abs(found.mean() - exact) * np.sqrt(len(found)) / found.std()
+    assert error[20] < 4.5
+
+
+# -- the moves that are accepted -----------------------------------------------------------------------------------
+
+MANY = np.tile(EFFECTS, 40).astype(np.float32)
+
+
+def simulated_moves(h, num_steps, moves, mu, count=100_000):
+    """
+    Whether leapfrog trajectories on the conditional distribution N((mu + y) / 2, 1 / 2) are accepted, shape (moves,
+    count), written out for rows and values of mu at random, with starts at the prior.
+    """
+    rng = np.random.default_rng(4)
+    mu, y = rng.choice(mu, count), rng.choice(MANY, count)
+    u, accepted = mu + rng.normal(size=count), []
+    for _ in range(moves):
+        new, p = u, rng.normal(size=count)
+        before = (new - (mu + y) / 2) ** 2 + p**2 / 2
+        for _ in range(num_steps):
+            p = p - h * (new - (mu + y) / 2)
+            new = new + h * p
+            p = p - h * (new - (mu + y) / 2)
+        accepted.append(np.log(rng.random(count)) < before - (new - (mu + y) / 2) ** 2 - p**2 / 2)
+        u = np.where(accepted[-1], new, u)
+    return np.stack(accepted)
+
+
+def run_of_effects(local, num_samples=50):
+    kernel = SGLD(effects, step_size=2e-4, batch_size=60, local=local, steps_per_sample=5)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=num_samples, progress_bar=False)
+    mcmc.run(random.key(0), jnp.asarray(MANY), init_params={"mu": jnp.asarray(0.4)})
+    return mcmc
+
+
+@pytest.mark.parametrize(
+    "local, verdict",
+    [
+        (LocalHMC(0.5), "ok"),
+        (LocalLangevin(1.2, moves=1), "doubtful"),
+        (LocalHMC(1.45, num_steps=6, moves=1), "wrong"),
+    ],
+    ids=["right", "few", "large"],
+)
+@pytest.mark.every(3)
+def test_summary_has_the_rows_whose_moves_are_all_rejected(local, verdict):
+    """The shares of accepted moves, and of rows without any, are those of moves that are written out here."""
+    mcmc = run_of_effects(local)
+    line = summary(mcmc, jnp.asarray(MANY))["local_moves"]
+    mu = np.asarray(mcmc.get_samples()["mu"])
+    moves = simulated_moves(local.step_size, local.num_steps, local.moves, mu)
+    still = ~moves.any(0)
+    allowed = 4.5 * np.hypot(line["error"], still.std() / len(still) ** 0.5) + 1e-3
+    assert line["value"] == pytest.approx(still.mean(), abs=allowed)
+    assert line["acceptance"] == pytest.approx(moves.mean(), abs=0.02)
+    assert line["verdict"] == verdict, line
+
+
+@pytest.mark.parametrize(
+    "start, verdicts",
+    [
+        ("previous", {1.2: "ok", 60.0: "wrong"}),
+        (lambda key, local, sites, rows, y: {"u": (sites["mu"] + y[rows]) / 2}, {0.9: "ok", 60.0: "wrong"}),
+    ],
+    ids=["previous", "function"],
+)
+@pytest.mark.slow
+def test_summary_of_moves_that_start_elsewhere(start, verdicts):
+    """One move that is sometimes rejected is enough for stored values, and does no harm to a good start."""
+    for step_size, verdict in verdicts.items():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* rejects nearly all of its moves")
+            mcmc = run_of_effects(LocalLangevin(step_size, moves=1, start=start))
+        line = summary(mcmc, jnp.asarray(MANY))["local_moves"]
+        assert line["verdict"] == verdict, line
+
+
+def test_no_line_without_moves():
+    assert "local_moves" not in summary(run_of_effects(exactly), jnp.asarray(MANY))
+
+
+@pytest.mark.parametrize("chains", [None, 2])
+def test_a_start_that_rejects_everything_is_told(chains):
+    """Right settings do not warn: in the other tests a warning is an error."""
+    key = random.key(0) if chains is None else random.split(random.key(0), chains)
+    kernel = SGLD(effects, step_size=1e-4, batch_size=B, local=LocalLangevin(30.0, moves=1))
+    with pytest.warns(
+        UserWarning, match=r"LocalLangevin\(step_size=30.0\) rejects nearly all .* of the local site 'u'"
+    ):
+        kernel.init(key, 0, None, (jnp.asarray(MANY),), {})
+    kernel = SGLD(effects, step_size=1e-4, batch_size=1, local=LocalLangevin(1.8, moves=1))  # 1 of 4 is accepted
+    kernel.init(key, 0, None, (jnp.asarray(MANY),), {})

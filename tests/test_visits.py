@@ -189,6 +189,21 @@ def test_other_refusals():
         check_visits(spread, 1)
 
 
+@pytest.mark.parametrize(
+    "other, data, message",
+    [
+        (LocalHMC(0.5, start="previous"), Y[:4], "local values for 6 rows, but plate 'N' has 4"),
+        (LocalHMC(0.5, start="previous"), jnp.tile(Y, 2), "local values for 6 rows, but plate 'N' has 12"),
+        (LocalHMC(0.5), Y, "has none: it comes from a kernel without"),
+    ],
+)
+def test_a_table_of_other_rows_is_refused(other, data, message):
+    state = SGLD(effects, step_size=H, batch_size=B, local=other).init(random.key(0), 0, None, (Y,), {})
+    kernel = SGLD(effects, step_size=H, batch_size=B, local=LocalHMC(0.5, start="previous"))
+    with pytest.raises(ValueError, match=message):
+        kernel.sample(state, (data,), {})
+
+
 def table(y):
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     with numpyro.plate("a", 4, dim=-2) as a, numpyro.plate("b", 6, dim=-1) as b:

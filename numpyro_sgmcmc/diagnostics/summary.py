@@ -24,6 +24,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
 from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, key_of, latent_draws, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
+from numpyro_sgmcmc.diagnostics.local_lines import local_lines
 from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
@@ -100,13 +101,14 @@ def summary(
     few = min(max_draws, max(FEWEST, NUMBERS // coordinates))
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, few, "summary")
     lines |= kept_lines(mcmc, kernel, state, draws.z, list(draws.names))
-    key_scores, key_pairs = random.split(key_of(state))
+    key_scores, key_pairs, key_local = random.split(key_of(state), 3)
     found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
     lines |= score_lines(draws, found)
     if np.isfinite(found.values).all():
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
         lines |= prediction_lines(kernel, state, draws, found, pairs, epoch_of(kernel, potential))
+        lines |= local_lines(kernel, state, draws, model_args, model_kwargs, key_local)
     return Summary("Verdict", lines, by_site=numbers_by_site(lines))
 
 

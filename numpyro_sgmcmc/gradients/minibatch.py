@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.visits import Visits, VisitUpdate, check_visits, no_visits, read, write
+from numpyro_sgmcmc.gradients.visits import Visits, VisitUpdate, check_table, check_visits, no_visits, read, write
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 
 
@@ -43,6 +43,7 @@ class Minibatch(GradientEstimator):
         if not potential.keeps_local_values:
             energy, gradient = jax.value_and_grad(potential.estimate)(z, rows, rng_key)
             return Evaluation(energy, gradient, ())
+        check_table(gradient_state, potential)
         before = read(gradient_state, rows)
         visited = jax.value_and_grad(potential.visit, has_aux=True)
         (energy, values), gradient = visited(z, rows, rng_key, before)

@@ -73,6 +73,25 @@ def read(visits: Visits, rows: Rows) -> Visits:
     return read_at(visits, of_plate)
 
 
+def check_table(visits: object, potential: Potential) -> None:
+    """
+    :raises ValueError: if the state of a resumed run has no table, or one for another number of rows, whose entries
+        would be those of other rows.
+    """
+    ((name, plate),) = potential.plates.items()
+    if not isinstance(visits, Visits):
+        raise ValueError(
+            'start="previous" needs a table of local values, but the state that the run is resumed from has none: it '
+            'comes from a kernel without start="previous". Resume with the kernel of that run, or start a new run.'
+        )
+    if len(visits.seen) != plate.size:
+        raise ValueError(
+            f"the state that the run is resumed from has local values for {len(visits.seen)} rows, but plate {name!r} "
+            f"has {plate.size}. Resume with the data of that run, or start a new run. With start=None instead of "
+            'start="previous" no values of rows are kept.'
+        )
+
+
 def write(visits: Visits, update: VisitUpdate, accepted: jax.Array) -> Visits:
     """The table after a step. If a row occurs twice, one of its two values is stored."""
     return jax.tree.map(lambda table, new: set_at(table, update.rows, new, accepted), visits, update.visits)

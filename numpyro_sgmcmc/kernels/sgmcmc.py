@@ -20,13 +20,14 @@ from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
 from numpyro_sgmcmc.kernels.parts import chain_of_parts
 from numpyro_sgmcmc.kernels.report import Bar
-from numpyro_sgmcmc.kernels.state import SGMCMCState, raw_key
+from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.kernels.validation import (
     check_fits,
     check_init_params,
     check_not_mapped,
     check_resumed,
     checked_found,
+    warn_of_local_moves,
     warn_of_scattered_rows,
     warn_of_sites,
 )
@@ -227,7 +228,7 @@ class SGMCMC(MCMCKernel):
             check_not_mapped(rng_key)
         check_fits(chain, potential, self._known, self._dense_mass, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
-            check_init_params(init_params, potential.prototype, batched)
+            check_init_params(init_params, potential, batched)
         on_potential = partial(
             compiled,
             model=self._model,
@@ -245,6 +246,8 @@ class SGMCMC(MCMCKernel):
             check_energies(energies)
             first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
             self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
+            z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
+            warn_of_local_moves(on_potential, potential, self._model, z, stream(key, PROBE))
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # in a map over chains the energies have no values; those of another start, made here, have
             with jax.ensure_compile_time_eval():

@@ -3,23 +3,29 @@ Checks of a kernel's arguments against the model: parts, settings, a start or a 
 names the argument and a remedy. The checks at the end only warn.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import math
 from typing import Any
 import warnings
 
 import jax
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.model.coordinates import blocks_of
+from numpyro_sgmcmc.model.local_acceptance import makes_moves, watched_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.model.structure import Structure
-from numpyro_sgmcmc.types import RowScheme
+from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
+from numpyro_sgmcmc.types import RowScheme, RowsState, Sites
 from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
 
 MOST_COORDINATES = 100_000  # the limit for choosing a step size: the moments of the warm-up take about 100 numbers each
+FEW_MOVES = 0.01  # a smaller share of accepted local moves cannot be chance, or a row that is unlike the others
+PROPOSALS = 300  # at least as many decide about it
 
 
 def checked_found(dense_mass: Any, settings: Any, tuned: bool) -> tuple[Any, Any]:
@@ -96,14 +102,22 @@ def check_fits(chain: Chain, potential: ModelPotential, known: Any, dense_mass: 
     chain.gradient.check(potential, num_chains)
 
 
-def check_init_params(init_params: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+def check_init_params(init_params: Any, potential: ModelPotential, batched: bool) -> None:
     """
     :raises ValueError: if it is not a dict of unconstrained values of latent sites, with an axis of chains if
         ``batched``.
     """
     if init_params is None:
         return
+    prototype = potential.prototype
     if isinstance(init_params, Mapping):
+        unknown = init_params.keys() - prototype.keys()
+        if unknown and potential.draws_local_sites:
+            raise ValueError(
+                f"init_params names {', '.join(map(repr, sorted(unknown)))}, but the chains move the sites "
+                f"{', '.join(map(repr, prototype))} only. Local sites are drawn for each minibatch: leave them out. "
+                "Their values start where start= of LocalGibbs, LocalHMC or LocalLangevin says."
+            )
         for name, value in init_params.items():
             shape = np.shape(value)[1:] if batched else np.shape(value)
             # NumPyro splits the first axis between several chains; here that axis is one of the site
@@ -155,3 +169,40 @@ def warn_of_scattered_rows(potential: ModelPotential, rows: RowScheme) -> None:
             "slower than in blocks. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",
             stacklevel=stack_level(),
         )
+
+
+def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model: Any, z: Sites, rng_key: Any) -> None:
+    """
+    Warns if nearly all moves of local sites are rejected at the start. The start may be far from the posterior, so this
+    is for step sizes that are wrong by far; ``summary`` has the acceptance at the draws.
+
+    :param on_potential: a function of a potential -> that function, compiled on the model and its arguments.
+    """
+    if not makes_moves(model):
+        return
+    batch = math.prod(plate.batch_size for plate in potential.plates.values())
+    sites: tuple[str, ...] = ()
+
+    def share(potential, z, rng_key):
+        key_rows, key_draws = random.split(rng_key)
+        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+
+        def accepted(key):
+            nonlocal sites
+            sites, found = watched_draw(potential, z, rows, key)
+            return found
+
+        return lax.map(accepted, random.split(key_draws, -(-PROPOSALS // batch))).mean()
+
+    if float(on_potential(share)(z, rng_key)) > FEW_MOVES:
+        return
+    names = " and ".join(map(repr, sites))
+    warnings.warn(
+        f"{type(model.local).__name__}(step_size={model.local.step_size}) rejects nearly all of its moves of the local "
+        f"site {names} at the start: at most {FEW_MOVES:.0%} are accepted. Local values that never move give a wrong "
+        "posterior of the other sites. Use a smaller step_size for the local moves, at most about the width of the "
+        "distribution of a local site given its row and the other sites. If the chains start far from the posterior, "
+        "give them another start by init_params= or init_strategy=. summary(mcmc, *model_args) shows the acceptance at "
+        "the draws.",
+        stacklevel=stack_level(),
+    )

@@ -75,12 +75,15 @@ def _with_local_sites(
     if not plates:
         raise ValueError(
             "local= draws the latent sites of the rows of a minibatch, but no plate is minibatched. Give "
-            "batch_size={plate: rows}."
+            "batch_size={plate: rows}. For all of the data leave local= out: all sites are then sampled alike."
         )
     cut = _cut(model, args, kwargs, plates, transforms)
     _check_latents(cut)
     if not any(site.plates.keys() & plates.keys() for site in whole.latents.values()):
-        raise ValueError(f"local= is given, but there is no latent site in {_list(plates)}. Leave it out.")
+        raise ValueError(
+            f"local= is given, but there is no latent site in {_list(plates)}: {', '.join(map(repr, whole.latents))} "
+            "are outside. Move the latent sites of the rows into the plate, or leave local= out."
+        )
     return plates, cut
 
 

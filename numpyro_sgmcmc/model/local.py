@@ -58,7 +58,7 @@ class visit(Messenger):
             self.values = msg["value"]
 
 
-def _told(kind: str, values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def _told(kind: str, values: Any) -> Any:
     message: Any = {"type": kind, "name": f"_{kind}", "fn": None, "args": (), "kwargs": {}, "value": values}
     return apply_stack(message)["value"]
 
@@ -139,10 +139,11 @@ class drawn_locally:
             start = {name: jnp.moveaxis(x, 0, axes[name]) for name, x in _told("local_start", rows_first).items()}
         given = (lax.stop_gradient(first.globals()), of_rows, *args), kwargs
         conditional = Conditional(sites, start, density, on_support, off_support, given)
-        values = jax.tree.map(lax.stop_gradient, self.local.draw(key_draw, conditional))
+        sampler = _told("local_sampler", self.local)
+        values = jax.tree.map(lax.stop_gradient, sampler.draw(key_draw, conditional))
         if keeps_values(self):
             _told("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
-        emit(f"{next(iter(sites))} (drawn by local=)", density(values), first)
+        emit(f"{' and '.join([*first.observed, *sites])} (drawn by local=)", density(values), first)
         return result
 
 

@@ -160,6 +160,16 @@ class LocalHMC:
 
     def draw(self, rng_key: jax.Array, conditional: Conditional) -> Values:
         """:raises ValueError: for a discrete site."""
+        start, move = self._chain(rng_key, conditional)
+        return lax.fori_loop(0, self.moves, lambda k, u: move(u, k)[0], start)
+
+    def draw_watched(self, rng_key: jax.Array, conditional: Conditional) -> tuple[Values, jax.Array]:
+        """The values of :meth:`draw`, and whether each move was accepted, shape ``(moves, *plates)``."""
+        start, move = self._chain(rng_key, conditional)
+        return lax.scan(move, start, jnp.arange(self.moves))
+
+    def _chain(self, rng_key: jax.Array, conditional: Conditional) -> tuple[dict[str, jax.Array], Callable]:
+        """The start, and a function: values, number of the move -> new values, and whether each row has accepted."""
         for name, fn in conditional.sites.items():
             if is_discrete(fn):
                 raise LocalError(
@@ -180,7 +190,7 @@ class LocalHMC:
             halves = [0.5 * jnp.sum(x * x, tuple(range(batch[name], x.ndim))) for name, x in p.items()]
             return sum(half.sum(tuple(range(half.ndim - rows))) for half in halves)
 
-        def move(k, u):
+        def move(u, k):
             key_p, key_accept = random.split(random.fold_in(key_moves, k))
             keys = dict(zip(u, random.split(key_p, len(u))))
             p = {name: random.normal(keys[name], x.shape, x.dtype) for name, x in u.items()}
@@ -202,9 +212,9 @@ class LocalHMC:
                 extra = old.ndim - len(conditional.sites[name].batch_shape)
                 return jnp.where(accepted.reshape(*accepted.shape, *(1,) * extra), new, old)
 
-            return {name: chosen(name, new[name], u[name]) for name in u}
+            return {name: chosen(name, new[name], u[name]) for name in u}, accepted
 
-        return lax.fori_loop(0, self.moves, move, start)
+        return start, move
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str],
         if n >= size:
             raise ValueError(
                 f"batch_size={n} for plate {name!r} of {size} rows: a minibatch must be smaller than the plate. "
-                "Use batch_size=None for all of the data."
+                + _all_rows(name, chosen, size, local)
             )
     return declared | chosen
 
@@ -86,6 +86,19 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
         f"batch_size={batch_size} is ambiguous: the plates {', '.join(map(repr, candidates))} all have observed sites. "
         f"Name one: batch_size={{{candidates[0]!r}: {batch_size}}}."
     )
+
+
+def _all_rows(name: str, chosen: Mapping[str, int], size: int, local: bool) -> str:
+    """What to do if all rows of a plate are wanted."""
+    rest = {plate: n for plate, n in chosen.items() if plate != name}
+    if rest:
+        return f"Leave {name!r} out for all of its rows: batch_size={rest}."
+    if local:
+        return (
+            f"Use at most {size - 1}. For all of the data leave local= and batch_size= out: the local sites are then "
+            "sampled like the others."
+        )
+    return "Use batch_size=None for all of the data."
 
 
 def check_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mapping[str, Any]) -> None:

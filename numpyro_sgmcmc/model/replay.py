@@ -70,9 +70,11 @@ class FirstRun(Messenger):
             self.sites[msg["name"]] = LocalSite(msg["fn"], value)
         elif self.sites and self.frames.items() <= frames.items():
             if msg["type"] == "sample" and not msg["is_observed"]:
+                first = next(iter(self.sites))
                 raise LocalError(
-                    f"latent site {msg['name']!r} is in the plates of the local site {next(iter(self.sites))!r}, but "
-                    "is not local itself. Mark it as local too, or marginalise it."
+                    f"latent site {msg['name']!r} follows the site {first!r}, which is summed out, in the same plates. "
+                    f"If it does not depend on {first!r}, put it before {first!r}, and give local= for it. If it does, "
+                    f"marginalise one of them, or leave the mark of {first!r} out and draw both by a function local=."
                 )
             msg["stop"] = True
             self.hidden.add(msg["name"])
