@@ -130,7 +130,9 @@ def ica(m):
     for name, found in m["data"].items():
         for method, r in found["methods"].items():
             what = f"{name}: {method}, test log likelihood of a row below that of NUTS ({found['NUTS']['score']:.3f})"
-            yield what, "a curve", with_error(*r["last gap"], 4)
+            chains = m["settings"]["folds"] * m["settings"]["chains"]
+            left = f"; {r['chains that left']} of {chains} chains left" * bool(r["chains that left"])
+            yield what, "a curve", with_error(*r["last gap"], 4) + left
 
 
 def covertype_scale(m):
