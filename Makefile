@@ -1,4 +1,5 @@
-# make demo | test | test-slow | test-gallery | figures | experiments | results | docs | mutations | bench | lint | wheel | clean
+# make demo | test | test-slow | test-gallery | test-sources | figures | experiments | results | docs | mutations | bench |
+#      lint | wheel | clean
 #
 # PYTHON=python3.13   the interpreter of the environment
 # STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
 SYNTHETIC := step_size_bias convergence_rates double_well mixture minibatch_bias
 
-.PHONY: demo test test-slow test-gallery figures experiments results docs mutations bench lint wheel clean
+.PHONY: demo test test-slow test-gallery test-sources figures experiments results docs mutations bench lint wheel clean
 
 demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
@@ -29,6 +30,10 @@ test test-slow: $(VENV)/installed-test
 # every program of the gallery in a few seconds each
 test-gallery: $(VENV)/installed-test
 	$(BIN)/python -m pytest tests/gallery.py -n 2 $(ARGS)
+
+# OnDisk with pyarrow, grain, array_record and h5py themselves
+test-sources: $(VENV)/installed-sources
+	$(BIN)/python -m pytest tests/sources.py $(ARGS)
 
 # the papers' synthetic experiments in full, into out/: about ten minutes
 figures: PROGRAMS := $(SYNTHETIC:%=examples/plot_%.py)

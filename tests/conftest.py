@@ -57,4 +57,4 @@ def progress_bars_as_asked(monkeypatch):
 
 
 # programs of their own, which ``--doctest-modules`` would import
-collect_ignore = ["benchmarks", "mutations.py", "gallery.py"]
+collect_ignore = ["benchmarks", "mutations.py", "gallery.py", "sources.py"]

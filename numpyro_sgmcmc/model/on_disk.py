@@ -61,7 +61,10 @@ class OnDisk(RowArray):
 
     def __init__(self, source: Any):
         self._source = source
-        rows = self._rows = self._opened()
+        rows = self._opened()
+        self._file = rows if isinstance(rows, np.memmap) else None
+        # a slice of a memmap takes ten times as long to make as one of a plain array, and other threads wait meanwhile
+        self._rows = rows if self._file is None else rows.view(np.ndarray)
         self.shape = tuple(int(n) for n in rows.shape)
         if not self.shape or np.dtype(rows.dtype).kind not in "biufc":
             raise ValueError(
@@ -138,10 +141,10 @@ class OnDisk(RowArray):
 
     def _check_file(self) -> None:
         """Checks the length of a file: reading a memory map beyond its end would kill the process."""
-        rows = self._rows
-        if isinstance(rows, np.memmap) and rows.filename is not None and rows.offset is not None:
-            length = os.stat(rows.filename).st_size
-            if length < rows.offset + rows.nbytes:
+        file = self._file
+        if file is not None and file.filename is not None and file.offset is not None:
+            length = os.stat(file.filename).st_size
+            if length < file.offset + file.nbytes:
                 raise EOFError(f"the file now has only {length} bytes.")
 
 
