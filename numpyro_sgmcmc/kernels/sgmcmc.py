@@ -27,6 +27,7 @@ from numpyro_sgmcmc.kernels.validation import (
     check_not_mapped,
     check_resumed,
     checked_found,
+    warn_of_scales,
     warn_of_scattered_rows,
     warn_of_sites,
 )
@@ -250,6 +251,7 @@ class SGMCMC(MCMCKernel):
             with jax.ensure_compile_time_eval():
                 check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
         warn_of_sites(potential.structure)
+        warn_of_scales(potential)
         warn_of_scattered_rows(potential, chain.rows)
         return state
 
