@@ -88,6 +88,12 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
     return mcmc.sampler, state
 
 
+def takes_arguments(mcmc: MCMC, state: SGMCMCState) -> bool:
+    """Whether the run had model arguments, of which only the fingerprint may be left after unpickling."""
+    marks = np.asarray(Marks.of(state.marks).fingerprint)
+    return bool(mcmc._args or mcmc._kwargs or not np.isin(marks, (0, fingerprint((), {}))).all())
+
+
 def arguments_of(
     mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any], caller: str
 ) -> tuple[tuple, dict[str, Any]]:
@@ -99,7 +105,7 @@ def arguments_of(
     kept = tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
     _, state = checked_run(mcmc, caller)
     if not (model_args or model_kwargs):
-        if not any(kept) and np.any(Marks.of(state.marks).fingerprint):
+        if not any(kept) and takes_arguments(mcmc, state):
             raise ValueError(
                 f"{caller}(mcmc): the arguments of the run are not known any more, as after unpickling. Pass those of "
                 "mcmc.run(...)."

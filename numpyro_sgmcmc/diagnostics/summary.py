@@ -30,13 +30,14 @@ from numpyro_sgmcmc.diagnostics.draws import (
     key_of,
     latent_draws,
     posterior_draws,
+    takes_arguments,
     unconstrained_draws,
 )
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
 from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
-from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
+from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.local import keeps_values
 from numpyro_sgmcmc.model.potential import ModelPotential
 
@@ -97,7 +98,7 @@ def summary(
     """
     kernel, state = checked_run(mcmc, "summary")
     lines = cost_lines(mcmc, kernel, state, seconds)
-    without_data = not model_args and not model_kwargs and _takes_arguments(mcmc, state)
+    without_data = not model_args and not model_kwargs and takes_arguments(mcmc, state)
     if not without_data:
         model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "summary")
     if without_data or keeps_values(kernel._model):
@@ -130,11 +131,3 @@ def _at_mean_step(mcmc: MCMC, state: SGMCMCState) -> SGMCMCState:
     h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(mcmc.num_chains, -1)
     h = h.sum(1) / np.maximum((h > 0).sum(1), 1)  # a step of size 0 adds nothing
     return state._replace(step_size=jnp.asarray(h.reshape(np.shape(state.step_size)), state.step_size.dtype))
-
-
-def _takes_arguments(mcmc: MCMC, state: SGMCMCState) -> bool:
-    """
-    Whether the run had model arguments, so that a summary without arguments is one without the data. After unpickling
-    only their fingerprint is known.
-    """
-    return bool(mcmc._args or mcmc._kwargs or np.any(Marks.of(state.marks).fingerprint))
