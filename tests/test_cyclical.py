@@ -9,7 +9,21 @@ import numpy as np
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, AdaptiveSGHMC, Cyclical, SGBarker, weighted_summary, weights
+from numpyro_sgmcmc import (
+    MSGNHT,
+    SGHMC,
+    SGLD,
+    AdaptiveSGHMC,
+    Cyclical,
+    SGBarker,
+    Tempered,
+    corrected,
+    summary,
+    to_arviz,
+    weighted_summary,
+    weights,
+)
+from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
 
 SCHEDULE = Cyclical(0.1, cycle=10, exploration=0.4)
 
@@ -70,8 +84,26 @@ def test_without_the_number_of_the_step_there_are_no_weights():
     kernel = SGLD(models.gaussian, step_size=Cyclical(1e-3, 20, exploration=0.5), batch_size=6)
     mcmc = MCMC(kernel, num_warmup=5, num_samples=30, progress_bar=False)
     mcmc.run(random.key(0), models.ROWS)
-    with pytest.raises(ValueError, match=r"extra_fields=\('i',\)"):
-        weights(mcmc)
+    for function in (weights, summary):
+        with pytest.raises(ValueError, match=r"extra_fields=\('i',\)"):
+            function(mcmc)
+
+
+@pytest.mark.parametrize("field", ["i", "cold.i"])
+def test_diagnostics_leave_the_exploration_out(field):
+    kernel = SGHMC(models.gaussian, step_size=Cyclical(1e-2, 20, exploration=0.5), batch_size=6, steps_per_sample=2)
+    kernel = kernel if field == "i" else Tempered(kernel, [1.0, 2.0])
+    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=30, **options)
+    mcmc.run(random.key(0), models.ROWS, extra_fields=(field,))
+    w = weights(mcmc, group_by_chain=True)
+    assert (w == 0).sum() == 30
+    draws = unconstrained_draws(mcmc, (models.ROWS,), {}, 1000, "test")
+    kept = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"])
+    np.testing.assert_allclose(draws.z[..., 0], kept[w > 0].reshape(2, 15), rtol=1e-6)
+    assert summary(mcmc, models.ROWS)["looked_at"]["value"] == 30
+    with pytest.raises(ValueError, match="exploration, are not corrected"):
+        to_arviz(mcmc, correction=corrected(mcmc, models.ROWS, covariance="sandwich"))
 
 
 def test_a_run_that_only_explores_has_no_weights():

@@ -21,6 +21,7 @@ from numpyro_sgmcmc import (
     Minibatch,
     Piecewise,
     Polynomial,
+    Tempered,
     find_mode,
     gradient_noise,
     resample,
@@ -388,6 +389,17 @@ def test_what_is_no_state_run_or_key():
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(ValueError, match="no draws yet"):
         weighted_summary(mcmc)
+    tempered = MCMC(Tempered(kernel, [1.0, 2.0]), num_warmup=1, num_samples=1, progress_bar=False)
+    tempered.run(random.key(0), Y)
+    with pytest.raises(TypeError, match="not TemperedState: .* give mcmc.sampler.kernel and mcmc.last_state.cold"):
+        gradient_noise(tempered.sampler, tempered.last_state, Y)
+    with pytest.raises(
+        TypeError, match="kernel= must be a kernel of numpyro_sgmcmc, such as mcmc.sampler, not Tempered"
+    ):
+        gradient_noise(tempered.sampler, tempered.last_state.cold, Y)
+    assert gradient_noise(tempered.sampler.kernel, tempered.last_state.cold, Y).variance["mu"] > 0
+    with pytest.raises(ValueError, match="whose warm-up chose the step size, not Tempered"):
+        settings(tempered)
     mcmc.run(random.key(0), Y)
     assert np.isnan(weighted_summary(mcmc)["mu"]["ess"]) and np.isfinite(weighted_summary(mcmc)["mu"]["mean"])
     with pytest.raises(TypeError, match="the second argument is the random key: resample"):

@@ -13,8 +13,9 @@ from numpyro.infer import MCMC
 import pytest
 from scipy.special import polygamma
 
-from numpyro_sgmcmc import SGHMC, SGLD, WithoutReplacement, step_halving
+from numpyro_sgmcmc import SAGA, SGHMC, SGLD, Polynomial, WithoutReplacement, step_halving
 from numpyro_sgmcmc.diagnostics.continued import altered, last_states, potential_of
+from numpyro_sgmcmc.diagnostics.draws import on_model
 from numpyro_sgmcmc.diagnostics.halving import order
 
 X = models.ROWS.astype(np.float32)
@@ -150,6 +151,26 @@ def test_tuned_chains_go_on_with_half_their_step(method):
     twice, (noise, _) = altered(kernel, states, plates, batch=2)
     assert twice.batch_size == {"N": 12}
     np.testing.assert_allclose(noise.auxiliary, states[0].auxiliary * (1 / 12 - 1 / 24) / (1 / 6 - 1 / 24), rtol=1e-6)
+
+
+def test_chains_of_a_decreasing_step_go_on_with_half_their_last_one():
+    kernel = SGHMC(models.gaussian, step_size=Polynomial(None, 5.0, 0.5), batch_size=models.B)
+    mcmc = run(kernel, X, num_chains=2, num_samples=20)
+    states, plates = last_states(kernel, mcmc.last_state), potential_of(kernel, (X,), {}).plates
+    last = float(states[0].step_size)
+    assert last < 0.9 * float(states[0].tuning.step_size)
+    for step, longer in ((1.0, 1), (0.5, 2)):
+        changed, begun = altered(kernel, states, plates, step=step, longer=longer)
+        state = on_model(changed, lambda p, s: changed._chains(p).transition(s, fingerprint=0), (X,), {})(begun[0])  # noqa: B023
+        assert float(state.step_size) == pytest.approx(step * last)
+    found = step_halving(mcmc, random.key(1), X, num_samples=20)
+    assert f"this is the bias at its last value, {last:.3g}" in str(found).replace("\n  ", " ")
+
+
+def test_a_table_of_batches_belongs_to_their_size():
+    kernel = SGHMC(models.gaussian, step_size=1e-2, batch_size=models.B, gradient=SAGA("batch"))
+    with pytest.raises(ValueError, match="belongs to batches of this size"):
+        step_halving(run(kernel, X, num_chains=2, num_samples=20), random.key(0), X, vary="batch_size")
 
 
 def test_orders():

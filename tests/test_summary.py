@@ -24,6 +24,8 @@ from numpyro_sgmcmc import (
     SVRG,
     ControlVariate,
     Minibatch,
+    Piecewise,
+    Reshuffled,
     Tempered,
     WithoutReplacement,
     corrected,
@@ -33,6 +35,7 @@ from numpyro_sgmcmc import (
     step_halving,
     summary,
     to_arviz,
+    weights,
 )
 from numpyro_sgmcmc.diagnostics import data_lines
 from numpyro_sgmcmc.diagnostics.draws import arguments_of, unconstrained_draws
@@ -500,6 +503,103 @@ def test_few_draws_do_not_make_a_run_wrong():
     five._states["z"]["mu"] = jnp.array([[0.0, 0.1, 0.2, 0.3, 0.4], [1.0, 1.1, 1.2, 1.3, 1.4]])
     assert summary(five)["r_hat"]["value"] > 1.5
     assert summary(five)["r_hat"]["verdict"] == "doubtful"
+
+
+def test_a_pickled_run_may_have_lost_its_arguments():
+    mcmc = short(KERNELS["sgld"](), ROWS)
+    mcmc._args = mcmc._kwargs = None
+    assert "score" not in summary(mcmc) and "score" in summary(mcmc, ROWS)
+    with pytest.raises(ValueError, match="not known any more, as after unpickling. Pass those of mcmc.run"):
+        kernel_stein_discrepancy(mcmc)
+    assert to_arviz(mcmc, ROWS).posterior.attrs["verdict"] == summary(mcmc, ROWS).verdict
+
+
+def test_coordinates_have_names_without_the_data():
+    found = summary(run())
+    assert found["ess"]["where"].startswith("w[")
+
+
+def ends(i):
+    """A schedule of 0 after 100 steps."""
+    return jnp.where(i < 100, 1e-3, 0.0)
+
+
+@pytest.mark.parametrize("num_samples, verdict", [(55, "doubtful"), (200, "wrong")])
+def test_a_schedule_that_ends_at_0(num_samples, verdict):
+    mcmc = short(SGLD(models.gaussian, step_size=ends), ROWS, num_samples=num_samples)
+    found = summary(mcmc, ROWS)
+    assert found["step_size"]["verdict"] == verdict and "in " in str(found) and "stays positive" in str(found)
+    numbers = [line["value"] for line in found.values()]
+    assert np.isfinite(numbers).all()
+    for function in (step_halving, couple):
+        options = {} if function is step_halving else {"num_samples": 20}
+        kernel = SGLD(models.gaussian, step_size=ends, batch_size=models.B)
+        with pytest.raises(ValueError, match="the last step size of the run is 0"):
+            function(short(kernel, ROWS, num_samples=num_samples), random.key(0), ROWS, **options)
+
+
+def test_draws_of_a_schedule_that_has_ended_are_draws():
+    mcmc = short(SGLD(models.gaussian, step_size=ends), ROWS, num_warmup=100)
+    assert summary(mcmc, ROWS)["step_size"]["verdict"] == "wrong"
+    with pytest.raises(ValueError, match="all draws are from steps of size 0"):
+        weights(mcmc)
+
+
+def test_inflations_are_those_of_the_mean_step():
+    """SGLD on a normal posterior of precision lambda: 1 / (1 - h lambda / 2) - 1."""
+    precision = 1 / models.gaussian_posterior(ROWS)[1]
+    large, small = 0.6 / precision, 0.2 / precision
+    schedule = Piecewise((150 * 10,), (large, small))
+    kernel = SGLD(models.gaussian, step_size=schedule, steps_per_sample=10)
+    mcmc = short(kernel, ROWS, num_warmup=50, num_samples=200, num_chains=4)
+    found = summary(mcmc, ROWS)
+    assert found["inflation_by_step"]["value"] == pytest.approx(1 / (1 - 0.4 / 2) - 1, rel=0.1)
+    assert "at the mean step size" in str(found)
+
+
+@pytest.mark.optimised
+def test_noise_of_sorted_rows_in_blocks():
+    """The gradient of a normal mean has the noise N / n times the sum of a block, one of N blocks of neighbours."""
+    x = np.sort(ROWS)
+    kernel = SGLD(models.gaussian, step_size=1e-3, batch_size=models.B, rows=Reshuffled(contiguous=True))
+    mcmc = short(kernel, x)
+    draws = unconstrained_draws(mcmc, (x,), {}, 1000, "test")
+    pairs = gradient_pairs(kernel, mcmc.last_state, draws, (x,), {}, random.key(1), 4000)
+    sums = np.array([np.take(x, k + np.arange(models.B), mode="wrap").sum() for k in range(models.N)], float)
+    exact = (models.N / models.B) ** 2 * sums.var()
+    error = (pairs**2).std() / len(pairs) ** 0.5
+    assert abs((pairs**2).mean() - exact) < 4.5 * error < 0.2 * exact
+
+
+def squares(x, y):
+    """Of int8 numbers: from 12 on their squares wrap."""
+    w = numpyro.sample("w", dist.Normal(0, 10))
+    with numpyro.plate("N", len(x)) as rows:
+        numpyro.sample("y", dist.Normal(w * x[rows] ** 2 / 100, 1.0), obs=y[rows])
+
+
+@pytest.mark.parametrize("largest, verdict", [(11, "right"), (30, "wrong")])
+def test_narrow_data_that_overflow(largest, verdict):
+    x = np.random.default_rng(0).integers(0, largest + 1, 200).astype(np.int8)
+    y = (x.astype(np.float32) ** 2 / 100).astype(np.float32)
+    kernel = SGHMC(squares, step_size=0.02, friction=5.0, steps_per_sample=20)
+    found = summary(short(kernel, x, y, num_samples=500), x, y)
+    assert found["score"]["verdict"] == {"right": "ok"}.get(verdict, verdict), str(found)
+    assert "argument 1 in 32 bits" in str(found)
+    assert found["score"]["advice"].startswith("perhaps the model overflows in the dtype of argument 1")
+
+
+def bits(x):
+    """A model that needs the dtype of its data."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("N", len(x)) as rows:
+        numpyro.sample("obs", dist.Normal(mu, 1), obs=jnp.unpackbits(x[rows][:, None], axis=-1)[:, 0])
+
+
+def test_a_model_that_needs_narrow_data_keeps_them():
+    x = np.arange(models.N).astype(np.uint8)
+    found = summary(short(SGLD(bits, step_size=1e-2), x), x)
+    assert np.isfinite(found["score"]["value"]) and "32 bits" not in str(found)
 
 
 def test_errors():

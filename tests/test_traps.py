@@ -224,6 +224,19 @@ def local(x):
         numpyro.sample("obs", dist.Normal(own, 1), obs=x[rows])
 
 
+def test_trap_13_a_scale_of_the_user_that_is_the_plates_own():
+    def scaled(x, by):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("N", len(x)) as rows, handlers.scale(scale=by or len(x) / len(rows)):
+            numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+
+    for by in (None, models.N / models.B):
+        with pytest.warns(UserWarning, match="scales site 'x' by 4, which is N / n .* each row counts 4 times"):
+            kernel(scaled).init(random.key(0), 0, None, (*ARGS, by), {})
+    for by, options in ((3.0, {}), (None, {"batch_size": None})):
+        kernel(scaled, **options).init(random.key(0), 0, None, (*ARGS, by), {})  # without a warning
+
+
 def test_trap_14_latents_in_the_minibatched_plate():
     with pytest.raises(ValueError, match="latent site 'own' is inside the minibatched plate 'N'.*marginalise"):
         start(kernel(local, batch_size={"N": models.B}))

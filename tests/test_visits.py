@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sgmcmc import (
@@ -19,7 +20,13 @@ from numpyro_sgmcmc import (
     LocalGibbs,
     LocalHMC,
     WithoutReplacement,
+    corrected,
+    couple,
     find_mode,
+    kernel_stein_discrepancy,
+    score_linearity,
+    step_halving,
+    summary,
 )
 from numpyro_sgmcmc.gradients.visits import check_visits
 from numpyro_sgmcmc.types import Plate
@@ -202,6 +209,22 @@ def test_a_table_of_other_rows_is_refused(other, data, message):
     kernel = SGLD(effects, step_size=H, batch_size=B, local=LocalHMC(0.5, start="previous"))
     with pytest.raises(ValueError, match=message):
         kernel.sample(state, (data,), {})
+
+
+def test_diagnostics_that_need_the_local_values_of_each_draw():
+    """From the prior, one move would give another gradient than the run had."""
+    local = LocalFunction(short_chain, start="previous")
+    kernel = SGLD(effects, step_size=0.02, batch_size=B, local=local, steps_per_sample=5)
+    mcmc = MCMC(kernel, num_warmup=50, num_samples=50, progress_bar=False)
+    mcmc.run(random.key(0), Y)
+    found = summary(mcmc, Y)
+    assert "score" not in found and "r_hat" in found and "there are no score identities" in str(found)
+    assert step_halving(mcmc, random.key(1), Y, num_samples=20)["mu"]["verdict"] in ("ok", "doubtful")
+    with pytest.raises(ValueError, match="a partner with another gradient cannot continue"):
+        couple(mcmc, random.key(1), Y)
+    for function in (kernel_stein_discrepancy, score_linearity, corrected):
+        with pytest.raises(ValueError, match="the local values that belong to a draw are not kept"):
+            function(mcmc, Y)
 
 
 def table(y):

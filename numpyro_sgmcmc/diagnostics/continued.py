@@ -41,9 +41,9 @@ def altered(
     set_to = lambda name, value: object.__setattr__(changed, name, value)  # noqa: E731
     if kernel.steps_per_sample is not None:
         set_to("steps_per_sample", kernel.steps_per_sample * longer)
-    if not kernel._chain.tuned:
-        h = float(np.asarray(states[0].step_size)) * step
-        set_to("_chain", replace(kernel._chain, schedule=Constant(h)))
+    # a schedule stops at its last step size: that of a tuned kernel is part of the states, see below
+    h = last_step(states)
+    set_to("_chain", replace(kernel._chain, schedule=Constant(1.0 if kernel._chain.tuned else h * step)))
     if plates:
         set_to("batch_size", {name: plate.batch_size * batch for name, plate in plates.items()})
     less = 1.0
@@ -59,11 +59,24 @@ def altered(
             return state
         tuning = state.tuning
         tuning = tuning._replace(
-            step_size=tuning.step_size * step, num_steps=tuning.num_steps * longer, variance=tuning.variance * less
+            step_size=state.step_size * step, num_steps=tuning.num_steps * longer, variance=tuning.variance * less
         )
         return state._replace(tuning=tuning)
 
     return changed, [of(state) for state in states]
+
+
+def last_step(states: list[SGMCMCState]) -> float:
+    """
+    :raises ValueError: for a schedule that has ended at 0.
+    """
+    h = float(np.asarray(states[0].step_size))
+    if not h > 0:
+        raise ValueError(
+            f"the last step size of the run is {h:g}, so its chains cannot be continued. Use a schedule that stays "
+            "positive, such as Polynomial, or give optax an end value."
+        )
+    return h
 
 
 def go_on(

@@ -44,6 +44,7 @@ from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.coordinates import unraveler
+from numpyro_sgmcmc.model.local import keeps_values
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 
@@ -142,6 +143,11 @@ def couple(
     model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "couple")
     potential = potential_of(kernel, model_args, model_kwargs)
     plates = potential.plates
+    if keeps_values(kernel._model):
+        raise ValueError(
+            'couple(mcmc): local= has start="previous", and a partner with another gradient cannot continue from the '
+            "local values of the run. Use step_halving(mcmc, key, ...)."
+        )
     if not plates:
         raise ValueError(
             "couple(mcmc): no plate is minibatched, so the gradients are exact already. Use step_halving(mcmc, key, "

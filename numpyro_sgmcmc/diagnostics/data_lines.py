@@ -17,14 +17,18 @@ from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, graded
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.tuning.schedules import Constant
 
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 
 
 def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
     rows = "all rows" if found.whole else f"{found.rows} fresh rows"
+    bits = f", {', '.join(found.widened)} in 32 bits" if found.widened else ""
     n = draws.z.shape[0] * draws.z.shape[1]
-    lines = {"looked_at": Line("gradients evaluated", n, f"{n} draws, {rows} each", details={"passes": found.passes})}
+    lines = {
+        "looked_at": Line("gradients evaluated", n, f"{n} draws, {rows} each{bits}", details={"passes": found.passes})
+    }
     if draws.left_out:
         share = draws.left_out / (n + draws.left_out)
         lines["edge"] = Line(
@@ -57,6 +61,9 @@ def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
     lines["virial"] = _identity(
         "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}"
     )
+    if found.widened:
+        overflow = f"perhaps the model overflows in the dtype of {', '.join(found.widened)}: give it 32 bits. Else "
+        lines |= {key: lines[key]._replace(advice=overflow + lines[key].advice) for key in ("score", "virial")}
     product = (draws.z - draws.z.mean((0, 1))) * (found.values - found.values.mean((0, 1))) + 1 / ess  # see identities
     least = float(np.sqrt((1 / ess).sum()) / len(ess))
     line = temperature_line("configurational temperature", product.mean(-1), least=least)
@@ -159,6 +166,7 @@ def prediction_lines(
     if of is None:
         return {}
     lines = {}
+    at = "" if isinstance(kernel.schedule, Constant) else ", at the mean step size"
     advice = {
         "noise": f'minibatch noise increases the variance of the draws: {SMALLER}; or integrator="NOGIN".',
         "step": "the step is too large for the integrator: a smaller step_size.",
@@ -178,7 +186,7 @@ def prediction_lines(
                 "for a verdict: larger batches, or a smaller step_size."
             )
         lines[f"inflation_by_{key}"] = Line(
-            f"inflation predicted from {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else ""),
+            f"inflation predicted from {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else "") + at,
             float(inflation[worst]),
             f"{inflation[worst]:+.1%}{known_to} at {draws.names[worst]}",
             f"<= {VARIANCE[0]:.0%}",
@@ -191,7 +199,7 @@ def prediction_lines(
             },
         )
     lines["stability"] = Line(
-        "stability of the step",
+        "stability of the step" + at,
         of.stable,
         ("unstable", "near its limit", "stable")[of.stable],
         "at 1.25 h as well",

@@ -55,9 +55,10 @@ def check_draws(mcmc: Any, caller: str) -> None:
     :raises ValueError: if it has no draws.
     """
     check_mcmc(mcmc, caller)
-    step_size = (mcmc._states or {}).get("step_size", 1.0)
+    states = mcmc._states or {}
     # after mcmc.warmup(...), which keeps no draws, NumPyro's arrays of draws consist of zeros
-    if mcmc.last_state is None or not mcmc._states or not np.any(np.asarray(step_size)):
+    kept = (states.get("step_size"), states.get(mcmc.sampler.sample_field))
+    if mcmc.last_state is None or not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(kept)):
         raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
 
 
@@ -87,18 +88,29 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
     return mcmc.sampler, state
 
 
+def takes_arguments(mcmc: MCMC, state: SGMCMCState) -> bool:
+    """Whether the run had model arguments, of which only the fingerprint may be left after unpickling."""
+    marks = np.asarray(Marks.of(state.marks).fingerprint)
+    return bool(mcmc._args or mcmc._kwargs or not np.isin(marks, (0, fingerprint((), {}))).all())
+
+
 def arguments_of(
     mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any], caller: str
 ) -> tuple[tuple, dict[str, Any]]:
     """
     The given arguments of the model, or those that the run has kept if there are none.
 
-    :raises ValueError: if the given ones are not those of the run.
+    :raises ValueError: if the given ones are not those of the run, or if they are not known any more.
     """
     kept = tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
-    if not (model_args or model_kwargs):
-        return kept
     _, state = checked_run(mcmc, caller)
+    if not (model_args or model_kwargs):
+        if not any(kept) and takes_arguments(mcmc, state):
+            raise ValueError(
+                f"{caller}(mcmc): the arguments of the run are not known any more, as after unpickling. Pass those of "
+                "mcmc.run(...)."
+            )
+        return kept
     different = _difference((model_args, model_kwargs), kept, Marks.of(state.marks))
     if different is not None:
         raise ValueError(
@@ -136,6 +148,36 @@ def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in samples.items() if name in latents}
 
 
+def explored(mcmc: MCMC) -> np.ndarray:
+    """
+    Which draws are from the exploration of a :class:`~numpyro_sgmcmc.Cyclical`, shape ``(chains, draws)``.
+
+    :raises ValueError: if the numbers of the steps were not collected, or if all draws are.
+    """
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    tempered = isinstance(mcmc.sampler, Tempered)
+    schedule: Any = getattr(mcmc.sampler.kernel if tempered else mcmc.sampler, "schedule", None)
+    shape = np.shape(fields["step_size"])[:2]
+    if not getattr(schedule, "exploration", 0):
+        return np.zeros(shape, bool)
+    number = "cold.i" if tempered else "i"
+    if number not in fields:
+        raise ValueError(
+            "the numbers of the steps are needed to identify the draws of the exploration of each cycle. Collect "
+            f"them: mcmc.run(..., extra_fields=({number!r},))."
+        )
+    found = schedule.cycle_of(fields[number]).reshape(shape) < 0
+    if found.all():
+        raise ValueError("all draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
+    return found
+
+
+def posterior_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
+    """:func:`latent_draws` without those of an exploration, which are not from the posterior."""
+    of_posterior = ~explored(mcmc).any(0)  # in all chains, so that they have the same length
+    return {name: x[:, of_posterior] for name, x in latent_draws(mcmc).items()}
+
+
 def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the coordinates in the order of ``ravel_pytree``, and the site of each."""
     names, sites = [], []
@@ -148,7 +190,7 @@ def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tup
 
 def thinned(mcmc: MCMC, max_draws: int) -> dict[str, np.ndarray]:
     """The latent draws, evenly thinned to at most ``max_draws`` over all chains, including the last ones."""
-    draws = latent_draws(mcmc)
+    draws = posterior_draws(mcmc)
     chains, kept = next(iter(draws.values())).shape[:2]
     every = max(1, -(-chains * kept // checked_count("max_draws", max_draws)))
     return {name: x[:, (kept - 1) % every :: every] for name, x in draws.items()}

@@ -75,7 +75,12 @@ def gradient_noise(
     if not isinstance(state, SGMCMCState):
         raise TypeError(
             f"state= must be a state of the kernel, not {type(state).__name__}: give mcmc.last_state after a run, or "
-            "kernel.init(rng_key, 0, None, model_args, model_kwargs)."
+            "kernel.init(rng_key, 0, None, model_args, model_kwargs). For Tempered give mcmc.sampler.kernel and "
+            "mcmc.last_state.cold."
+        )
+    if not isinstance(kernel, SGMCMC):
+        raise TypeError(
+            f"kernel= must be a kernel of numpyro_sgmcmc, such as mcmc.sampler, not {type(kernel).__name__}."
         )
     num_batches = checked_count("num_batches", num_batches)
     if num_batches < 2:

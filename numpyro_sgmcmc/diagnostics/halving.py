@@ -22,11 +22,12 @@ from jax import random
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.continued import altered, go_on, last_states, potential_of
+from numpyro_sgmcmc.diagnostics.continued import altered, go_on, last_states, last_step, potential_of
 from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, coordinate_names, latent_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
-from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
+from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded, plain
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.tuning.schedules import Constant
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
@@ -101,7 +102,7 @@ def step_halving(
     plates = potential.plates
     states = last_states(kernel, state)
     if vary == "batch_size":
-        _check_batches(plates)
+        _check_batches(plates, kernel.gradient)
         change, factor = {"batch": 2}, _share_of_noise(plates)
     else:
         change = {"step": 0.5, "longer": 2}
@@ -116,6 +117,10 @@ def step_halving(
     lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes)
     what = "half the step size" if vary == "step_size" else "twice the batch"
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
+    if not isinstance(kernel.schedule, Constant):
+        note += (
+            f" The step size changes during the run; this is the bias at its last value, {plain(last_step(states))}."
+        )
     return Summary(f"The change by {what}", lines, note)
 
 
@@ -126,7 +131,12 @@ def order(kernel: SGMCMC, minibatched: bool) -> int:
     return 1 if white or "E" in word or word != word[::-1] else 2
 
 
-def _check_batches(plates: Any) -> None:
+def _check_batches(plates: Any, gradient: Any) -> None:
+    if getattr(gradient, "per", None) == "batch":
+        raise ValueError(
+            f'vary="batch_size": the table of {gradient!r} belongs to batches of this size. Leave vary= out, or make '
+            "another run with larger batches, and compare them."
+        )
     if not plates:
         raise ValueError('vary="batch_size": no plate is minibatched, so there is no minibatch noise. Leave vary= out.')
     for name, plate in plates.items():

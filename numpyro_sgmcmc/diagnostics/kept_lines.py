@@ -33,11 +33,11 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
     steps = float((np.asarray(state.i, float) + 2.0**32 * wraps).max())
     h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(chains, -1)
     last = h[:, -1].mean()
-    varies = not np.allclose(h, last)
+    varies = not np.allclose(h, last, atol=0)
     lines = {
         "draws": Line("draws", chains * kept, f"{chains} x {kept}"),
         "steps": Line("steps of a chain, warm-up included", steps, plain(steps)),
-        "step_size": Line("step size", last, plain(last) + (", at the end" if varies else "")),
+        "step_size": _step_size(h, plain(last) + (", at the end" if varies else "")),
     }
     each = getattr(kernel.integrator, "gradients_per_step", 1)
     evaluations = each * steps * chains * len(getattr(mcmc.sampler, "temperatures", [1.0]))
@@ -56,6 +56,25 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
         shown += f", {plain(evaluations / seconds)} a second"
     lines["gradient_evaluations"] = Line("gradient evaluations", evaluations, shown, details=details)
     return lines
+
+
+def _step_size(h: np.ndarray, shown: str) -> Line:
+    """
+    A schedule that has ended at 0 freezes the chains: each of these draws repeats the one before it.
+
+    :param h: step sizes, shape ``(chains, draws)``.
+    """
+    line = Line("step size", h[:, -1].mean(), shown)
+    ended = float((h <= 0).mean())
+    if not ended:
+        return line
+    return line._replace(
+        shown=f"{shown}, 0 in {ended:.1%} of draws",
+        bound="> 0",
+        verdict="wrong" if ended > 0.2 else "doubtful",
+        advice="draws after a step of size 0 repeat the one before: use a schedule that stays positive, such as "
+        "Polynomial, or give optax an end value.",
+    )
 
 
 def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, names: list[str]) -> dict[str, Line]:

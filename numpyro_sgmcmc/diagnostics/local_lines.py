@@ -39,12 +39,16 @@ OF_A_FUNCTION = 0.3, 0.99  # bounds of s, if a function returns the starts
 def local_lines(
     kernel: SGMCMC,
     state: SGMCMCState,
-    draws: Draws,
+    draws: Draws | None,
     model_args: tuple,
     model_kwargs: Mapping[str, Any],
     rng_key: jax.Array,
 ) -> dict[str, Line]:
-    """Empty if local sites are not drawn by moves."""
+    """
+    Empty if local sites are not drawn by moves.
+
+    :param draws: the places to measure at. None if local values are kept: they fit the last position only.
+    """
     if not makes_moves(kernel._model):
         return {}
     local, kept = kernel._model.local, keeps_values(kernel._model)

@@ -28,7 +28,7 @@ from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.coordinates import LowRank, raveled
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
+from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
 
 PAIRS, FEWEST = 1000, 200  # pairs of minibatches, at most, and at least for many coordinates
@@ -77,17 +77,16 @@ def gradient_pairs(
         pairs = min(PAIRS, max(FEWEST, NUMBERS // draws.z.shape[-1]))
     per_chain = -(-pairs // len(states))
     stays = isinstance(kernel.gradient, (Minibatch, ControlVariate))
-    independent = WithoutReplacement() if getattr(kernel.rows, "distinct", True) else kernel.rows
 
     def probe(potential, z, gradient_state, rng_key):
         chain, unravel = kernel._chain_for(potential), unravel_of(potential)
 
         def one(z, k):
             def gradient(key):
-                key_rows, key_model = random.split(key)
-                first = RowsState(key_rows, jnp.zeros((), jnp.uint32))
-                rows, _ = next_rows(independent, first, potential.plates)
-                return raveled(chain.gradient.evaluate(potential, unravel(z), rows, gradient_state, key_model).gradient)
+                # any batch of the kernel's own scheme: those of contiguous rows may differ more than random ones
+                key_rows, key_t, key_model = random.split(key, 3)
+                rows, _ = next_rows(chain.rows, RowsState(key_rows, random.bits(key_t)), potential.plates)
+                return raveled(chain.evaluate(potential, unravel(z), rows, gradient_state, key_model).gradient)
 
             first, second = jax.vmap(gradient)(random.split(random.fold_in(rng_key, k)))
             return (first - second) / math.sqrt(2)
@@ -111,15 +110,16 @@ def predicted(
     :param gradients: gradients at the draws, shape ``(chains, draws, d)``.
     :param pairs: see :func:`gradient_pairs`.
     :param epoch: batches per epoch of reshuffled rows; 1: independent batches.
-    :return: None for an integrator that is not a word, for noise that is not normal, and with a ``skew``, which couples
-        the modes.
+    :return: None for an integrator that is not a word, for noise that is not normal, with a ``skew``, which couples the
+        modes, and for a step size of 0.
     """
     word: Any = kernel.integrator
     if not hasattr(word, "word") or any(word.flows[letter].needs_key for letter in word.word):
         return None
     one = states_of(kernel, state)[0]
+    h = float(np.asarray(one.step_size))
     dynamics, phase = kernel.dynamics.settled(one.phase)
-    if getattr(dynamics, "skew", None) is not None:
+    if getattr(dynamics, "skew", None) is not None or not h > 0:
         return None
     L = _scale(kernel, dynamics, one, draws)
     dense = L.ndim == 2
@@ -132,7 +132,6 @@ def predicted(
     squares = in_modes(e) ** 2
     s2 = squares.mean(0)
     relative_error = squares.std(0) / np.maximum(s2, 1e-300) / np.sqrt(len(squares))
-    h = float(np.asarray(one.step_size))
     known = None
     if word.needs_variance:
         leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(phase.auxiliary)])

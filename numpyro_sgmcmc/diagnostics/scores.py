@@ -28,9 +28,11 @@ import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, on_model, unravel_of
 from numpyro_sgmcmc.diagnostics.monte_carlo import effective, standard_error
+from numpyro_sgmcmc.diagnostics.wide_data import widened
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.coordinates import raveled
+from numpyro_sgmcmc.model.local import keeps_values
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
 from numpyro_sgmcmc.types import RowsState
 
@@ -67,18 +69,30 @@ class Gradients(NamedTuple):
     - **rows** - number of rows used for each draw, in all plates together.
     - **whole** - whether these are all rows.
     - **passes** - passes over the data in total.
+    - **widened** - names of arguments whose dtypes were widened, see :mod:`~numpyro_sgmcmc.diagnostics.wide_data`.
     """
 
     values: np.ndarray
     rows: int
     whole: bool
     passes: float
+    widened: tuple[str, ...] = ()
 
 
 def gradients(
     kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: Mapping[str, Any], rng_key: jax.Array
 ) -> Gradients:
-    """Unbiased gradients of U at the draws, see above."""
+    """
+    Unbiased gradients of U at the draws, see above.
+
+    :raises ValueError: if the kernel keeps local values, as those of other draws are not known any more.
+    """
+    if keeps_values(kernel._model):
+        raise ValueError(
+            'local= has start="previous": the local values that belong to a draw are not kept, so the gradient of U at '
+            "the draw is not known. Use summary(mcmc), step_halving(mcmc, key, ...), or a run with start=None and more "
+            "moves."
+        )
     about: dict[str, Any] = {}
 
     def at(potential, z, mean, rng_key):
@@ -106,18 +120,24 @@ def gradients(
             known = raveled(full_gradient(potential, unravel(mean), key_mean))
         return values, control, known
 
+    *wide, widened_names = widened(model_args, model_kwargs)
     dtype = jnp.result_type(float)
     z, mean = jnp.asarray(draws.flat, dtype), jnp.asarray(draws.flat.mean(0), dtype)
-    found = on_model(kernel, at, model_args, model_kwargs)(z, mean, rng_key)
+    try:
+        found = on_model(kernel, at, *wide)(z, mean, rng_key)
+    except TypeError:  # a model may need the dtype, for example for np.unpackbits
+        if not widened_names:
+            raise
+        found, widened_names = on_model(kernel, at, model_args, model_kwargs)(z, mean, rng_key), ()
     values, control, known = (np.asarray(x, float) for x in found)
     away = control - known
-    if np.isfinite(away).all():
+    if np.isfinite(away).all() and np.isfinite(values).all():
         centred = away - away.mean(0)
         slope = (centred * (values - values.mean(0))).sum(0) / np.maximum((centred**2).sum(0), 1e-300)
         fitted, plain = values - slope * away, values - away
         values = np.where(fitted.var(0) < CLEARLY * plain.var(0), fitted, plain)
     passes = len(z) * about["rows"] / about["size"] * (1 if about["whole"] else 2) + (not about["whole"])
-    return Gradients(values.reshape(draws.z.shape), about["rows"], about["whole"], passes)
+    return Gradients(values.reshape(draws.z.shape), about["rows"], about["whole"], passes, widened_names)
 
 
 def identities(z: np.ndarray, g: np.ndarray) -> Identities:

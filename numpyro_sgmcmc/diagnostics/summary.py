@@ -18,16 +18,28 @@ effective sample size measure whether chains have mixed, not bias.
 from typing import Any
 
 from jax import random
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
-from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, key_of, latent_draws, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.draws import (
+    arguments_of,
+    checked_run,
+    coordinate_names,
+    key_of,
+    latent_draws,
+    posterior_draws,
+    takes_arguments,
+    unconstrained_draws,
+)
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
 from numpyro_sgmcmc.diagnostics.local_lines import local_lines
 from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.model.local import keeps_values
 from numpyro_sgmcmc.model.potential import ModelPotential
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
@@ -87,16 +99,22 @@ def summary(
     """
     kernel, state = checked_run(mcmc, "summary")
     lines = cost_lines(mcmc, kernel, state, seconds)
-    if not model_args and not model_kwargs and _takes_arguments(mcmc):
-        values = {name: x.reshape(*x.shape[:2], -1) for name, x in latent_draws(mcmc).items()}
-        z = np.concatenate([values[name] for name in sorted(values)], -1)
-        names = [name for name in sorted(values) for _ in range(values[name].shape[-1])]
-        lines |= kept_lines(mcmc, kernel, state, z, names)
-        note = (
-            "These lines do not detect every bias. With the data, summary(mcmc, *model_args) adds the score identities."
+    without_data = not model_args and not model_kwargs and takes_arguments(mcmc, state)
+    if not without_data:
+        model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "summary")
+    if without_data or keeps_values(kernel._model):
+        values = posterior_draws(mcmc)
+        z = np.concatenate([values[name].reshape(*values[name].shape[:2], -1) for name in sorted(values)], -1)
+        names, _ = coordinate_names({name: x[0, 0] for name, x in values.items()})
+        lines |= kept_lines(mcmc, kernel, state, z, list(names))
+        if not without_data:
+            lines |= local_lines(kernel, state, None, model_args, model_kwargs, key_of(state))
+        more = (
+            'local= has start="previous", so there are no score identities; step_halving(mcmc, key, ...) shows more.'
+            if keeps_values(kernel._model)
+            else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
-        return Summary("Verdict", lines, note)
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "summary")
+        return Summary("Verdict", lines, f"These lines do not detect every bias. {more}")
     coordinates = sum(x[0, 0].size for x in latent_draws(mcmc).values())
     few = min(max_draws, max(FEWEST, NUMBERS // coordinates))
     draws = unconstrained_draws(mcmc, model_args, model_kwargs, few, "summary")
@@ -107,11 +125,13 @@ def summary(
     if np.isfinite(found.values).all():
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
-        lines |= prediction_lines(kernel, state, draws, found, pairs, epoch_of(kernel, potential))
+        lines |= prediction_lines(kernel, _at_mean_step(mcmc, state), draws, found, pairs, epoch_of(kernel, potential))
         lines |= local_lines(kernel, state, draws, model_args, model_kwargs, key_local)
     return Summary("Verdict", lines, by_site=numbers_by_site(lines))
 
 
-def _takes_arguments(mcmc: MCMC) -> bool:
-    """Whether the run had model arguments, so that a summary without arguments is one without the data."""
-    return bool(mcmc._args or mcmc._kwargs)
+def _at_mean_step(mcmc: MCMC, state: SGMCMCState) -> SGMCMCState:
+    """The state with the mean step size of the draws, to which their inflation is proportional at first order."""
+    h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(mcmc.num_chains, -1)
+    h = h.sum(1) / np.maximum((h > 0).sum(1), 1)  # a step of size 0 adds nothing
+    return state._replace(step_size=jnp.asarray(h.reshape(np.shape(state.step_size)), state.step_size.dtype))

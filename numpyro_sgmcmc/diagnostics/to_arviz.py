@@ -7,6 +7,7 @@ documents how it was made; and the log-likelihood :math:`\log p(y_i \mid z_l)`, 
 """
 
 from collections.abc import Mapping
+import copy
 from dataclasses import fields, is_dataclass
 from importlib.metadata import version
 import json
@@ -85,7 +86,9 @@ def to_arviz(
         found = summary(mcmc, *model_args, **model_kwargs)
     except TooFewDraws:  # save them with the verdicts on the fields collected during the run
         found = summary(mcmc)
-    idata = az.from_numpyro(mcmc, log_likelihood=False)
+    known = copy.copy(mcmc)  # ArviZ reads the arguments from it, which a run may have lost by pickling
+    known._args, known._kwargs = args, kwargs
+    idata = az.from_numpyro(known, log_likelihood=False)
     attributes = {
         "settings": json.dumps(_settings(mcmc, kernel)),
         "versions": json.dumps(_versions()),
@@ -98,6 +101,12 @@ def to_arviz(
         attributes["correction"] = correction.done
     posterior = _dataset(idata, "posterior")
     for site, draws in (correction or {}).items():
+        if site in posterior and draws.shape != posterior[site].shape:
+            raise ValueError(
+                f"correction= has shape {draws.shape} at site {site!r}, the run {posterior[site].shape}: draws whose "
+                "unconstrained values are not finite, or from an exploration, are not corrected. Save the corrected "
+                "draws by themselves, az.from_dict({'posterior': dict(correction)})."
+            )
         if site in posterior:
             posterior[site] = (posterior[site].dims, draws)
     _replace(idata, "posterior", posterior.assign_attrs(attributes))

@@ -10,8 +10,6 @@ With :math:`h_l \propto l^{-\alpha}` and an integrator of order K the bias of th
 ones. As it weights the chain's time less evenly, its variance is larger by a constant factor.
 """
 
-from typing import Any
-
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -19,7 +17,7 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.draws import check_draws
+from numpyro_sgmcmc.diagnostics.draws import check_draws, explored
 from numpyro_sgmcmc.utils.validation import check_key, checked_count
 
 QUANTILES = {"5%": 0.05, "50%": 0.5, "95%": 0.95}
@@ -67,16 +65,9 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         raise ValueError("the run has no field 'step_size': weights(mcmc) needs a kernel of numpyro_sgmcmc.")
     h = np.asarray(fields["step_size"], float)
     h = h.reshape(mcmc.num_chains, -1)
-    schedule: Any = getattr(mcmc.sampler, "schedule", None)
-    if getattr(schedule, "exploration", 0):
-        if "i" not in fields:
-            raise ValueError(
-                "the numbers of the steps are needed to identify the draws of the exploration of each cycle. Collect "
-                "them: mcmc.run(..., extra_fields=('i',))."
-            )
-        h = np.where(schedule.cycle_of(fields["i"]).reshape(h.shape) < 0, 0.0, h)
-        if not h.any():
-            raise ValueError("all draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
+    h = np.where(explored(mcmc), 0.0, h)
+    if not h.any():
+        raise ValueError("all draws are from steps of size 0. Use a schedule that stays positive.")
     w = h / h.sum()
     return w if group_by_chain else w.reshape(-1)
 

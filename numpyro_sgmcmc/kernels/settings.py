@@ -64,8 +64,13 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     """
     check_mcmc(mcmc, "settings")
     kernel, state = mcmc.sampler, mcmc.last_state
-    if not isinstance(kernel, SGMCMC) or state is None:
-        raise ValueError("settings(mcmc) needs a run with a kernel of numpyro_sgmcmc: call mcmc.run(...) first.")
+    if not isinstance(kernel, SGMCMC):
+        raise ValueError(
+            f"settings(mcmc) needs a kernel of numpyro_sgmcmc whose warm-up chose the step size, not "
+            f"{type(kernel).__name__}. For a block of numpyro.infer.Gibbs see mcmc.last_state.block_states."
+        )
+    if state is None:
+        raise ValueError("settings(mcmc): there was no run yet; call mcmc.run(...) first.")
     if not isinstance(state.tuning, Tuning):
         raise ValueError(
             "settings(mcmc) needs a kernel whose warm-up chose the step size, but step_size= was given. Leave it out."

@@ -28,6 +28,7 @@ from numpyro_sgmcmc.kernels.validation import (
     check_resumed,
     checked_found,
     warn_of_local_moves,
+    warn_of_scales,
     warn_of_scattered_rows,
     warn_of_sites,
 )
@@ -253,6 +254,7 @@ class SGMCMC(MCMCKernel):
             with jax.ensure_compile_time_eval():
                 check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
         warn_of_sites(potential.structure)
+        warn_of_scales(potential)
         warn_of_scattered_rows(potential, chain.rows)
         return state
 

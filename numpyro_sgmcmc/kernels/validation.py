@@ -161,6 +161,20 @@ def warn_of_sites(structure: Structure) -> None:
         )
 
 
+def warn_of_scales(potential: ModelPotential) -> None:
+    """Warns of sites that the model scales by N / n, although NumPyro's plate does so already."""
+    for name, site in potential.structure.sites.items():
+        by_plates = math.prod(
+            plate.size / plate.batch_size for key, plate in potential.plates.items() if key in site.plates
+        )
+        if by_plates > 1 and site.scale is not None and math.isclose(site.scale, by_plates**2, rel_tol=1e-3):
+            warnings.warn(
+                f"the model scales site {name!r} by {by_plates:.6g}, which is N / n of its minibatched plate. The "
+                f"plate does so already, so each row counts {by_plates:.6g} times. Leave handlers.scale out.",
+                stacklevel=stack_level(),
+            )
+
+
 def warn_of_scattered_rows(potential: ModelPotential, rows: RowScheme) -> None:
     """Warns of rows on disk that are read one by one."""
     if potential.sources and not getattr(rows, "contiguous", False):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
@@ -32,6 +33,7 @@ class Site(NamedTuple):
     factor: bool
     one_number_in: frozenset[str]  # plates over which its log density is one number, repeated
     uses: frozenset[str] = frozenset()  # plates whose rows its log density depends on
+    scale: float | None = 1.0  # factor of its log density, that of its plates included; None if it is not one number
 
 
 class Structure(NamedTuple):
@@ -194,7 +196,14 @@ def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | No
             for frame in site["cond_indep_stack"]
             if not any(has_rows(shape, frame.dim, frame.size) for shape in (own, values))
         ),
+        scale=_number(site["scale"]),
     )
+
+
+def _number(scale: Any) -> float | None:
+    if scale is None:
+        return 1.0
+    return float(scale) if jnp.size(scale) == 1 and not isinstance(scale, Tracer) else None
 
 
 def has_rows(shape: tuple[int, ...], dim: int, n: int) -> bool:
