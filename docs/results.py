@@ -64,21 +64,28 @@ def mixture(m):
 
 def minibatch_bias(m):
     for estimator, points in m["logistic regression: h omega, inflation, standard error, predicted"].items():
-        h, inflation, error, _ = points[-3]
-        yield f"inflation of the variance, {estimator}, h ω = {h:g}", "none", with_error(inflation, error, 3)
+        for h, inflation, error, _ in points[-3::2]:
+            yield f"inflation of the variance, {estimator}, h ω = {h:g}", "none", with_error(inflation, error, 3)
 
 
 def logistic_regression(m):
+    def cell(row):
+        ours = f"{row['failed']} failed" if row["failed"] else with_error(row["accuracy"], row["se"])
+        return f"h = {row['h']:g}: {ours}"
+
     for name, found in m["data"].items():
-        for row in found["all"].get("MSGNHT ssi", ()):
-            ours = f"{with_error(row['accuracy'], row['se'])} %"
-            if row["D"] == 10:
-                yield f"{name}: MSGNHT ssi, D = 10, h = {row['h']:g}", "not reported", ours
+        for sampler, rows in found["all"].items():
+            for D in dict.fromkeys(row["D"] for row in rows):
+                what = f"{name}: {sampler}{'' if D is None else f', D = {D:g}'}, accuracy in %"
+                yield what, "not reported", "; ".join(cell(row) for row in rows if row["D"] == D)
         for sampler, row in found["chosen"].items():
             paper = f"{row['paper']} %" if row["paper"] else "none"
             setting = "" if row["D"] is None else f"D = {row['D']:g}, "
             what = f"{name}: {sampler}, {setting}h = {row['h']:g}, chosen on validation rows"
-            yield what, paper, f"{with_error(row['accuracy'], row['se'])} %"
+            ours = f"{with_error(row['accuracy'], row['se'])} %"
+            if row["behind_se"]:  # not of the first, which the others are compared with on the same rows
+                ours += f"; less than the first by {with_error(row['behind'], row['behind_se'])}"
+            yield what, paper, ours
         yield (
             f"{name}: the mode; standard error of the test",
             "none",
@@ -106,9 +113,11 @@ def passes(m):
             noise, until = found["noise"].get(sampler), s["passes until SGLD is matched"]
             ours = with_error(s["score"], s["standard error"], 4)
             if sampler != "SGLD":
-                ours += "; SGLD's score " + (
-                    "never" if until is None else f"after {until:.1f} of {s['passes']:.1f} passes"
-                )
+                ours += f"; minus that of SGLD {with_error(s['difference from SGLD'], s['standard error of that'], 4)}"
+            whose = "its" if sampler == "SGLD" else "SGLD's"
+            when = "never" if until is None else f"after {until:.1f} of {s['passes']:.1f} passes"
+            ours += f"; {whose} final score {when}"
+            ours += f"; settings at an edge of the grid in {s['folds at an edge of the grid']} of {s['folds']} folds"
             if noise and "inflation" in noise:
                 ours += f"; inflation {with_error(noise['inflation'], noise['standard error of the inflation'], 3)}"
             if noise and sampler != "SGLD":
@@ -256,19 +265,6 @@ def noise(m):
         yield f"{name}: excess of the variances; their error in a chain", "none", ours
 
 
-SHORT = {
-    "kinetic_temperature": "T",
-    "r_hat": "R-hat",
-    "ess": "ESS",
-    "score": "E dU",
-    "virial": "E z dU",
-    "configurational_temperature": "T conf",
-    "inflation_by_noise": "noise",
-    "inflation_by_step": "step",
-    "stability": "stable",
-}
-
-
 def diagnostics(m):
     for name, column in m["table"].items():
         moved = [cell for fault, cell in column.items() if cell.get("moved")]
@@ -286,7 +282,7 @@ def faults(m):
     def cell(found):
         if found["verdict"] == "refused":
             return "refused at the start"
-        red = ", ".join(SHORT.get(line, line) for line in found["red"])
+        red = ", ".join(m["short names"].get(line, line) for line in found["red"])
         return f"**{red}**" if found["moved"] else red or "-"
 
     names = list(m["table"])
@@ -373,7 +369,8 @@ def introduction():
         "# Results\n\n"
         f"The results of `make figures experiments` ({machine}), written by [results.py](results.py). `±` is a "
         "standard error over seeds, folds or chains. D is the friction or the intensity of the injected noise, as in "
-        "the papers; the README calls it γ. Each program explains what its numbers mean, and what they do not show.\n"
+        "the papers; the README calls it γ. Other programs may have run on the machine, so the seconds are upper "
+        "bounds. Each program explains what its numbers mean, and what they do not show.\n"
     )
 
 

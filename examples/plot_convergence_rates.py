@@ -19,11 +19,11 @@ that were run, and asserts its claims at the end.
 # alpha = 1 / (2K + 1) is best. These exponents are drawn thick. The grey band is the range of the paper, L <= 10 000.
 #
 # **With full gradients the rates of theory hold**: the bias falls as L^-2/3 for SGHMC and as L^-1/2 for SGLD, the MSE
-# as L^-4/5 and as L^-2/3, with fixed and with decreasing steps. Two remarks belong to this. The MSE needs about a
-# million steps to show its rate, for until then the start far from the posterior dominates it; chains that start in the
-# posterior (thin, dotted) have the rate much earlier. And with decreasing steps at alpha = 1 / (K + 1) the sum of
-# h^(K+1) is a sum of 1 / l, so that theory has a factor log L, which the bias of SGLD shows: its slope is -0.44, not
-# -0.5, at the end of the curve, and -0.45 from ten to a hundred million steps.
+# as L^-4/5 and as L^-2/3, with fixed and with decreasing steps. Two remarks belong to this. The MSE needs many steps
+# to show its rate, for until then the start far from the posterior dominates it; chains that start in the posterior
+# (thin, dotted) have the rate much earlier. And with decreasing steps at alpha = 1 / (K + 1) the sum of h^(K+1) is a
+# sum of 1 / l, so that theory has a factor log L, which the bias of SGLD shows: its slope is less steep than -1/2, even
+# from ten to a hundred million steps. The page of :doc:`results </results>` has all slopes.
 #
 # Within the range of the paper, full gradients do not show the order of the integrator. The h^2 term of ``"ssi"`` is so
 # small here that the start rules the bias, and the smaller alpha is, the smaller is the bias. (Where the curve of
@@ -36,8 +36,9 @@ that were run, and asserts its claims at the end.
 #
 # SGLD is even ahead of SGHMC at every L here, while figure 3 of the paper has SGHMC ahead. This is not for want of
 # tuning: with the constants C and the frictions D of the paper's grid, searched at L = 500 as in the paper but with the
-# exact law, the smallest bias of SGLD is about half of the smallest bias of SGHMC. The model has one dimension and so
-# no bad conditioning, where momentum has little to offer; nothing follows for other models.
+# exact law, the smallest bias of SGLD is less than three quarters of the smallest bias of SGHMC. (The program prints
+# both.) The model has one dimension and so no bad conditioning, where momentum has little to offer; nothing follows for
+# other models.
 #
 # **The ordering of the exponents that the paper finds at L = 10 000 comes from the minibatch noise.** The paper reports
 # that exponents below the best one lead at first and are then overtaken, and explains it by the order of the
@@ -102,7 +103,7 @@ def exponents(name):
 # The expectation over normal noise of a polynomial of degree 4 is a sum over three nodes for each noise, exactly. With
 # full gradients this law is exact. With minibatches the error of the gradients is taken to be normal: the bias is exact
 # all the same, because it needs the second moment only; in the MSE the higher cumulants of a sum of 10 rows are left
-# out, which are small: its excess kurtosis is about 0.02.
+# out, which are small.
 
 
 def grid(nodes, weights, other_nodes, other_weights):

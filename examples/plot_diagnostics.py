@@ -367,7 +367,7 @@ def main(args):
         progress.update()
         jax.clear_caches()  # programs of six models are more than a process can map
     report(table, right)
-    save(args, "diagnostics", draw(table), {"table": table, "right runs": right})
+    save(args, "diagnostics", draw(table), {"table": table, "right runs": right, "short names": SHORT})
     if shown(args):
         check(table, right)
 

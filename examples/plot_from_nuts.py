@@ -122,8 +122,8 @@ assert error.max() < 0.4 and abs(np.median(ratio) - 1) < 0.06
 # ------------------------------
 # The cost of a gradient of NUTS is proportional to the number of rows, while a step of SGHMC sees 500 rows at any size.
 # At the sizes above most of the time of both is compilation, so NUTS is at no disadvantage.
-# :doc:`plot_hierarchical` runs a similar model on more rows, and the page of results has its times on two cores: at
-# 100,000 rows both take about as long, and at a million rows NUTS takes nine times as long.
+# :doc:`plot_hierarchical` runs a similar model on more rows, and the page of :doc:`results </results>` has its times on
+# two cores: at 100,000 rows both take about as long, and at a million rows NUTS takes many times as long.
 #
 # * **With fewer than about ten thousand rows, use NUTS.** It is fast enough and has no bias.
 # * **For posteriors with a hard geometry, use NUTS at every size.** No linear change of coordinates makes a horseshoe,

@@ -422,19 +422,19 @@ def draw(results):
 # What is claimed, and what is not
 # --------------------------------
 # On the electroencephalogram and on the simulated sources, with settings chosen by the same rule, SAGA-LD ends nearer
-# to NUTS: less than 0.001 nats a row below it. The same phases of constant steps without the variance reduction end
-# 0.009 below on both, more than five standard errors over the folds away, SGLD with decreasing steps 0.009 and 0.006,
-# more than three. What is chosen for SGLD is near the step sizes at which chains leave: 2 of its 60 chains do, and none
-# of the other samplers. This agrees with the left panel of figure 3 of the paper, where SAGA-LD has the better test
-# likelihood.
+# to NUTS than SGLD with decreasing steps and than the same phases of constant steps without the variance reduction. The
+# program asserts that each of these is behind SAGA-LD by more than SAGA-LD is behind NUTS, and for the constant steps
+# also by more than three standard errors over the folds. The page of :doc:`results </results>` has the differences from
+# NUTS. What is chosen for SGLD is near the step sizes at which chains leave, and a few of its chains do, but none of
+# SAGA-LD. This agrees with the left panel of figure 3 of the paper, where SAGA-LD has the better test likelihood.
 #
 # It does not hold from the start. In the first pass SAGA is filling its table and has most of the noise of plain
 # minibatches; two phases without it are as fast. SVRG-LD pays three gradients of each row an epoch and is behind for
 # some passes. All settings were chosen for the second half of twelve passes; a shorter budget would have other ones. On
 # other data nothing is asserted.
 #
-# At the mode all three estimators make the variance of the gradient more than a hundred times smaller. On the way there
-# the gain is smaller.
+# At the mode all three estimators make the variance of the gradient much smaller; the program asserts a factor of ten
+# and prints the factors. On the way there the gain is smaller.
 #
 # Neighbouring rows of such a recording are much alike, and the parts are drawn row by row: the test says how well the
 # law of these rows is found, not how well the next recording is predicted.

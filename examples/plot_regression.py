@@ -13,22 +13,20 @@ Dubey et al. (2016), section 5.1 and figure 1, and next to it what variance redu
 # **At a constant step size** (the last two panels) variance reduction works. The gradients of SAGA-LD and SVRG-LD have
 # a much smaller variance than those of SGLD. Where plain minibatches make the posterior much too wide, these two hardly
 # change it. The program asserts this where the numbers are known well enough, which excludes kegg_undirected. There a
-# few very long rows determine both the variance and the step size. Minibatches are stable only at steps 50 times
-# smaller than the curvature allows, and at larger steps SAGA-LD is much noisier than SGLD.
+# few very long rows determine both the variance and the step size, and minibatches are stable only at steps that are
+# far smaller than the curvature allows.
 #
 # **The test error** (the other panels) is another matter. The paper reports that SAGA-LD converges much faster on all
 # of its data, in many cases within one pass. In general that is not reproduced here. With the same effort in tuning,
 # the decreasing steps of SGLD reduce the error as fast or faster at first, because the table of SAGA-LD still holds
-# gradients from the start. Only on bike is there a gain with both seeds. SAGA-LD reaches the final error of SGLD after
-# 2.8 passes, and SGLD itself reaches it after 4.7 of 5. SAGA-LD ends lower by three standard errors. (With another
-# seed, 1, the passes are 2.6 and 4.2, and the difference is also three standard errors.) On concrete, airfoil and
-# parkinsons SAGA-LD ends lower by one standard error or less, and the seed decides which of the two reaches that error
-# first. On concrete SAGA-LD needs 2.3 passes and SGLD 2.9, but with the other seed SGLD needs 2.0 and SAGA-LD 2.9. On
-# kegg_undirected SAGA-LD ends higher, by 2.2 standard errors. SVRG-LD, which pays for its passes, ends higher or level.
-# All numbers are printed and saved in metrics.json. Nothing is asserted about them.
+# gradients from the start. Only on bike does SAGA-LD reach the final error of SGLD before SGLD does, and end lower by
+# more than two standard errors. On concrete, airfoil and parkinsons the two end within one standard error of each
+# other. On kegg_undirected SAGA-LD ends higher. SVRG-LD, which pays for its passes, ends higher or level. The page of
+# :doc:`results </results>` has the errors, the differences and the passes. They depend on the seed, and nothing is
+# asserted about them.
 #
-# The result depends on the grid of settings. SGLD often takes the fastest decrease or the largest first step of the
-# grid (in 3 folds of 5 on airfoil, 2 on bike), so its errors may not be the lowest that it can reach.
+# They also depend on the grid of settings. On some data most of the chosen settings lie at its edge, so lower errors
+# may be possible there. The page of results says in how many folds.
 #
 # The protocol
 # ------------

@@ -1,5 +1,6 @@
-"""The code of the pages runs as it is printed."""
+"""The code of the pages runs as it is printed, and their numbers are those of programs."""
 
+import ast
 import importlib.util
 import inspect
 from pathlib import Path
@@ -10,10 +11,13 @@ import sys
 import models
 from numpyro.infer import MCMC
 import pytest
+import test_visits
 
 import numpyro_sgmcmc
+from numpyro_sgmcmc.tuning.pilot import score_limit
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+GALLERY = DOCS.parent / "examples"
 
 
 def code_of(page):
@@ -121,6 +125,99 @@ def test_the_rules_for_step_sizes_have_the_measured_numbers():
 def rule_of(row):
     found = re.fullmatch(r"`(SG\w+)`, h = (.*)", row[0])
     return [*found.groups(), *row[1:]] if found and len(row) == 5 else ["", ""]
+
+
+def rounded(value, printed):
+    """``value`` with as many digits as ``printed`` has behind its point."""
+    return f"{value:.{len(printed.partition('.')[2])}f}"
+
+
+def test_the_stored_local_values_have_the_computed_law():
+    posterior = 1 / (0.01 + test_visits.N / 2)  # y ~ N(mu, 2)
+    rows = [[cell.strip() for cell in row.strip(" |").split("|")] for row in LOCAL_TABLE.findall(text_of("local.md"))]
+    assert [float(h) for h, *_ in rows] == [0.1, 0.01, 0.001]
+    kinds = [(0.0, False), (test_visits.RHO, False), (test_visits.RHO, True)]
+    for h, *cells in rows:
+        ratios = [test_visits.law(rho, kept, float(h))[1] / posterior for rho, kept in kinds]
+        assert cells == [rounded(ratio, cell) for ratio, cell in zip(ratios, cells)], h
+    sentence = r"unbiased, at (\S+)\. Short chains from the prior give (\S+)\.\n"
+    unbiased, biased = re.search(sentence, text_of("local.md")).groups()
+    means = [test_visits.law(rho, kept)[0] for rho, kept in kinds]
+    assert [rounded(mean, unbiased) for mean in means] == [unbiased, biased, unbiased]
+
+
+LOCAL_TABLE = re.compile(r"^ *(\| 0\.[\d.| ]+\|)$", re.MULTILINE)
+
+
+def text_of(page):
+    return (DOCS / page).read_text()
+
+
+def test_the_bounds_of_the_warm_up_are_the_computed_ones():
+    text = re.sub(r"\s+", " ", text_of("self_tuning.md"))
+    pattern = (
+        r"is (\S+) for 4 chains tuned together and 11 coordinates, and (\S+) for a chain tuned alone and 100 coord"
+    )
+    assert re.search(pattern, text).groups() == tuple(f"{score_limit(*size):.1f}" for size in ((11, 4), (100, 1)))
+
+
+def test_the_pages_about_large_data_have_the_numbers_of_other_pages():
+    (passes,) = re.findall(r"\| passes over the data by the warm-up \| none \| (\S+) \|", text_of("results.md"))
+    assert re.sub(r"\s+", " ", text_of("scale.md")).count(f"There are {float(passes):.2g} of them") == 1
+    memory = {cells[0]: cells[-1] for cells in table_rows("benchmarks.md") if cells[0].startswith("4 chains")}
+    copies = {name: float(re.search(r"\((.*)\)", cell)[1]) for name, cell in memory.items()}
+    assert round(copies["4 chains, JAX's defaults"]) == 3  # "about three times the size of the data"
+    assert copies["4 chains, no bar"] < 0.25  # "a small part of their size"
+
+
+# The numbers in the prose of the gallery's programs. They are settings, claims that the program asserts, or a paper's
+# results. A result of ours does not belong there: the program prints it, and docs/results.py puts it on a page.
+INPUTS = {
+    "convergence_rates": {"0.1", "0.2", "0.7", "0.033", "0.045", "0.001"},  # exponents and constants of the paper
+    "covertype_scale": {"5 %"},  # asserted
+    "diagnostics": {
+        "0.3",
+        "15 %",
+        "4 times",
+        "10 times",
+        "50 times",
+        "0.05",
+        "5 %",
+        "20 %",
+    },  # faults, and their effects
+    "double_well": {"0.001", "0.05", "0.1", "0.2", "0.25", "0.3"},  # step sizes
+    "is_it_right": {"30 %", "70 %", "0.7", "0.7 times", "1.5"},  # the model, the step size and 1 / (1 - 0.7 / 2)
+    "lda": {"12 %"},  # asserted
+    "logistic_regression": {"0.1", "84.95 %", "84.72 %", "84.56", "84.51 %", "84.80", "84.84 %"},  # start; the paper's
+    "many_topics": {"930 times"},  # size of the corpus
+    "minibatch_bias": {"10 %", "15 %", "0.1", "0.4"},  # asserted; step sizes
+    "mixture": {"5 %", "50 times", "40 %", "50 %"},  # asserted; a step size; starts and weights
+    "neural_network": {"80 %"},  # of a run that works
+    "out_of_core": {"15 %"},  # asserted
+    "regression": {"70 %", "10 %", "20 %"},  # parts of the data
+    "simplex": {"0.1"},  # the prior
+    "step_size_bias": {"5 %"},  # the last step size
+}
+NUMBER = re.compile(
+    r"(?<!section )(?<![\w.])(?:\d*\.\d+|\d+(?= %| s\b| times\b))(?:e-?\d+)?(?: %| s\b| times\b)?|±|\+-|\+/-",
+)
+
+
+def prose_of(program):
+    """The text blocks of a page: the docstring, and comments that begin with ``# %%``."""
+    text = program.read_text()
+    blocks = [ast.get_docstring(ast.parse(text)), *re.findall(r"^# %%\n((?:#.*\n)+)", text, re.MULTILINE)]
+    return "\n\n".join(re.sub(r"\s*\n#? ?", " ", block) for block in blocks)
+
+
+@pytest.mark.parametrize("program", sorted(GALLERY.glob("plot_*.py")), ids=lambda program: program.stem)
+def test_the_prose_of_the_gallery_has_no_results(program):
+    assert set(NUMBER.findall(prose_of(program))) == INPUTS.get(program.stem.removeprefix("plot_"), set())
+
+
+def test_results_in_prose_are_found():
+    text = ".0470 +- .0004 and 97.2 % in section 5.2, 1.6e-2 or -0.44 ± 2; 8 % in 15 s, from 0.065, N(0, 1), 1/3, L^-2."
+    assert NUMBER.findall(text) == [".0470", "+-", ".0004", "97.2 %", "1.6e-2", "0.44", "±", "8 %", "15 s", "0.065"]
 
 
 def test_every_public_name_is_in_the_reference():

@@ -21,6 +21,7 @@ from numpyro_sgmcmc.tuning import newton
 from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, OUTLYING, Moments, evidence, rotation, score_limit, stretch
 from numpyro_sgmcmc.tuning.search import search
+from numpyro_sgmcmc.tuning.start import best_of_several
 from numpyro_sgmcmc.tuning.wide import wide_law
 from numpyro_sgmcmc.types import Evaluation
 
@@ -164,9 +165,32 @@ def test_the_search_is_not_drawn_into_the_pit_of_a_hierarchy():
     """The density of a centred hierarchy has no bound where its scale is 0; its mass lies elsewhere."""
     y = np.random.default_rng(0).normal(size=50).astype(np.float32)
     potential = SGHMC(funnel, batch_size=10)._potential((y,), {})
-    start = {name: jnp.zeros(site.shape, site.dtype) for name, site in potential.prototype.items()}
+    start = {name: jnp.zeros((1, *site.shape), site.dtype) for name, site in potential.prototype.items()}
     found = search(potential, start, random.key(0))
     assert abs(unraveler(potential.prototype)(found.coordinates.center)["scale"]) < 2
+
+
+def half_without_gradient():
+    z = numpyro.sample("z", dist.Normal(0, 1))
+    numpyro.factor("root", -jnp.sqrt(jnp.maximum(-z, 0)))  # its derivative is 0 / 0 where z > 0
+
+
+@pytest.mark.parametrize("starts, expected", [([1.0, -1.5, 2.0], -1.5), ([1.0], 1.0)])
+def test_the_search_begins_where_the_gradient_is_finite(starts, expected, monkeypatch):
+    """The energies are smaller where it is not, and no step leads out of there."""
+    monkeypatch.setattr("numpyro_sgmcmc.tuning.search.mean_field", lambda potential, z, *keys: (z, z))
+    monkeypatch.setattr("numpyro_sgmcmc.tuning.search.normal_law", lambda energy, law, *rest: (law, 1.0, 0))
+    potential = SGHMC(half_without_gradient)._potential((), {})
+    assert search(potential, {"z": jnp.asarray(starts)}, random.key(0)).coordinates.center == expected
+
+
+def test_a_start_without_a_finite_gradient_is_the_origin():
+    def nowhere():
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        numpyro.factor("root", jnp.sqrt(0 * z))
+
+    potential = SGHMC(nowhere)._potential((), {})
+    assert best_of_several(potential, random.key(0), {})["z"] == 0
 
 
 def test_the_limit_of_the_scores_is_that_of_chance():
@@ -486,9 +510,7 @@ def test_new_coordinates_leave_everything_where_it_is():
     moments = moments_of(draws, draws, draws)._replace(places=draws[:50])
     old = state.tuning._replace(moments=moments, transition=jnp.asarray(20))
     operands = old, draws[-1], state.gradient_state
-    new, x, _ = chains._tuner._change(
-        chains.potential, state.z, state.potential_estimate, random.key(1), evidence(moments), *operands
-    )
+    new, x, _ = chains._tuner._change(chains.potential, state.z, random.key(1), evidence(moments), *operands)
     assert np.abs(new.coordinates.scale - old.coordinates.scale).max() > 1
     into_z = lambda tuning, x: np.asarray(jax.vmap(tuning.coordinates.to_z)(x.reshape(-1, D)))  # noqa: E731
     np.testing.assert_allclose(into_z(new, x), into_z(old, draws[-1]), atol=1e-3)
@@ -509,11 +531,41 @@ def test_the_noise_is_measured_at_the_draws_of_the_round_alone():
         rest = jnp.full((places - len(draws), 4, D), beyond)
         moments = moments_of(draws, draws, draws)._replace(places=jnp.concatenate([draws, rest]))
         tuning = state.tuning._replace(moments=moments, transition=jnp.asarray(20))
-        of_chains = state.z, state.potential_estimate, state.phase
+        of_chains = state.z, state.phase
         new, *_ = chains._tuner.before(chains.potential, tuning, *of_chains, state.gradient_state, random.key(1))
         return new.variance
 
     np.testing.assert_allclose(variance(0.0), variance(30.0), rtol=1e-3)
+
+
+@pytest.mark.parametrize("beside", [0.0, 3.0])
+def test_a_step_whose_draws_fail_the_last_check_is_halved(beside):
+    """Nothing changes at the end of the warm-up unless the gradients at the draws are beside 0."""
+    kernel = SGHMC(regression, batch_size=100)
+    state = kernel.init(random.split(random.key(0), 4), 400, None, (X, Y), {})
+    chains = kernel._chains(kernel._potential((X, Y), {}))
+    draws = jnp.asarray(rng.normal(size=(200, 4, D)), jnp.float32)
+    old = state.tuning._replace(
+        moments=moments_of(draws, draws + beside, draws + beside),
+        transition=jnp.asarray(400),
+        step_size=jnp.asarray(0.3),
+        largest=jnp.asarray(0.3),
+    )
+    of_chains = state.z, state.phase
+    before = jax.jit(lambda *of: chains._tuner.before(chains.potential, *of)[0])
+    new = before(old, *of_chains, state.gradient_state, random.key(1))
+    assert (new.scores.gradient > new.score_limit) == (beside > 0)
+    assert new.largest == pytest.approx(0.15 if beside else 0.3)
+    assert new.step_size <= 0.15 if beside else new.step_size == old.step_size
+    assert (new.coordinates.center == old.coordinates.center).all() == (beside == 0)
+
+
+def test_noise_that_is_not_finite_does_not_count():
+    noise = rng.normal(size=(400, 3)).astype(np.float32)
+    some = np.where(np.arange(400)[:, None] % 4 == 0, np.nan, noise)
+    variance, axes = rotation(jnp.asarray(some))
+    assert np.isfinite(axes).all()
+    np.testing.assert_allclose(variance, np.ones(3), rtol=5 * np.sqrt(2 / 150))
 
 
 @pytest.mark.slow

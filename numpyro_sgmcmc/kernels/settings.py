@@ -86,8 +86,9 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(np.vectorize(verdict)(*tuning.scores, tuning.score_limit)),
     }
+    with np.errstate(invalid="ignore"):  # a score that is not a number
+        found["verdict"] = value(np.vectorize(verdict)(*tuning.scores, tuning.score_limit))
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):
             found[name] = getattr(kernel, name)

@@ -61,12 +61,12 @@ def _updated(
     with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
     without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
     key, key_first = random.split(stream(state.rng_key[0] if batched else state.rng_key, TUNE))
-    z, energies, phase = with_axis((state.z, state.potential_estimate, state.phase))
-    tuning, phase, gradient_state = tuner.before(potential, state.tuning, z, energies, phase, state.gradient_state, key)
+    z, phase = with_axis((state.z, state.phase))
+    tuning, phase, gradient_state = tuner.before(potential, state.tuning, z, phase, state.gradient_state, key)
     state = state.at(without(phase), tuning=tuning, gradient_state=gradient_state)
     if isinstance(state.last_finite, jax.Array):
         state = state._replace(last_finite=jnp.where(state.refused[..., None] > 0, state.last_finite, state.x))
     if first_gradient is None:
         return state
-    keys = random.split(key_first, len(energies)) if batched else key_first
+    keys = random.split(key_first, len(phase.z)) if batched else key_first
     return state._replace(gradient=first_gradient(state, keys))

@@ -185,7 +185,12 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Ar
 
 
 def shortened(noise: jax.Array) -> jax.Array:
-    """Samples of the noise, where those that are much longer than samples of a normal are shortened."""
+    """
+    Samples of the noise, where those that are much longer than samples of a normal are shortened. Those that are not
+    finite do not count: the others take their weight.
+    """
+    finite = jnp.isfinite(noise).all(1, keepdims=True)
+    noise = jnp.where(finite, noise, 0) / jnp.sqrt(jnp.maximum(finite.mean(), 1 / len(noise)))
     squares = jnp.sum(noise**2, 1)
     longest = OUTLYING * jnp.median(squares)
     return noise * jnp.sqrt(jnp.minimum(1, longest / jnp.maximum(squares, 1e-30)))[:, None]

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.newton import normal_law
-from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, mean_field
+from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, mean_field, with_gradient
 from numpyro_sgmcmc.tuning.wide import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
@@ -45,8 +45,12 @@ class Found(NamedTuple):
     passes: jax.Array
 
 
-def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: Any = True) -> Found:
-    """The normal approximation, from a start with finite energy, where L has the blocks of ``dense_mass``."""
+def search(potential: Potential, starts: Sites, rng_key: jax.Array, dense_mass: Any = True) -> Found:
+    """
+    The normal approximation, where L has the blocks of ``dense_mass``.
+
+    :param starts: positions with finite energies, along the first axis. The best of them is used.
+    """
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
@@ -57,11 +61,14 @@ def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: A
         key = random.fold_in(key_model, k)
         return lambda z: potential.estimate(unravel(z), rows, key)
 
-    origin = raveled(start)
-    mean, log_width = map(raveled, mean_field(potential, start, *random.split(key_descent)))
-    # if the first normal is too wide for the model, its mean does not improve
-    before, after = lax.map(energy(0), jnp.stack([origin, mean]))
-    mean, width = trees.where(after <= before, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
+    origins = jax.vmap(raveled)(starts)
+    energies = lax.map(with_gradient(energy(0)), origins)
+    origin = origins[jnp.argmin(energies)]
+    mean, log_width = map(raveled, mean_field(potential, unravel(origin), *random.split(key_descent)))
+    # if the first normal is too wide for the model, its mean does not improve; and the descent does not move from where
+    # the gradient is not finite
+    improved = with_gradient(energy(0))(mean) <= energies.min()
+    mean, width = trees.where(improved, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
     size = max((plate.size for plate in potential.plates.values()), default=1)
     descent = STEPS * min(DESCENT_ROWS, size) / size
     few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))

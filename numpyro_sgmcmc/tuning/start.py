@@ -47,12 +47,19 @@ def best_of_several(potential: Potential, rng_key: jax.Array, rows: Rows) -> Sit
     draws = jax.vmap(draw)(random.split(key_draws, PLACES), sizes)
     draws = jax.tree.map(lambda x, o: jnp.concatenate([x, o[None]]), draws, origin)
 
-    def energy(z):
-        value, gradient = jax.value_and_grad(potential.estimate)(z, rows, key_model)
-        return jnp.where(trees.all_finite(gradient) & jnp.isfinite(value), value, jnp.inf)
-
-    best = jnp.argmin(jax.vmap(energy)(draws))
+    energies = jax.vmap(with_gradient(lambda z: potential.estimate(z, rows, key_model)))(draws)
+    best = jnp.where(jnp.isfinite(energies).any(), jnp.argmin(energies), PLACES)
     return jax.tree.map(lambda x: x[best], draws)
+
+
+def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
+    """The energy where it has a finite gradient, otherwise infinity: no sampler can start elsewhere."""
+
+    def at(z):
+        value, gradient = jax.value_and_grad(energy)(z)
+        return jnp.where(trees.all_finite((value, gradient)), value, jnp.inf)
+
+    return at
 
 
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:

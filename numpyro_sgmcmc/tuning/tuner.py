@@ -5,7 +5,8 @@ The first transition approximates the posterior by a normal (:mod:`~numpyro_sgmc
 of another run are given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the round
 (:mod:`~numpyro_sgmcmc.tuning.pilot`) correct it: they move c, rescale L along directions where the evidence is
 sufficient, and halve the step size if they are not from the posterior. Then the gradient noise is measured again at the
-draws. After half of the warm-up the settings are frozen, and the second half checks them.
+draws. After half of the warm-up the settings are frozen, and the second half checks them. If this check fails, there is
+one more correction.
 
 The noise determines the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`). A draw takes :math:`l / h` steps. Its
 length l is 1, or up to 4 if the draws of a round depend on each other more than they would for a standard normal.
@@ -141,13 +142,13 @@ class Tuner:
         )
 
     def before(
-        self, potential: Potential, tuning: Tuning, z: Any, energies: jax.Array, phase: Phase, gradient_state: Any, key
+        self, potential: Potential, tuning: Tuning, z: Any, phase: Phase, gradient_state: Any, key
     ) -> tuple[Tuning, Phase, Any]:
         """
         Called before a transition of the warm-up, and before the first one after it. At the end of a round it updates
         the settings; within a round it adds the previous draw to the moments.
 
-        :param z: positions of the chains, along the first axis, as in ``energies`` and ``phase``.
+        :param z: positions of the chains, along the first axis, as in ``phase``.
         """
         key_change, key_look, key_momentum = random.split(key, 3)
         t, end = tuning.transition, tuning.num_warmup
@@ -159,10 +160,11 @@ class Tuner:
         drawn = jnp.where(drawn > 0, drawn, len(tuning.moments.places))
         found = lax.cond((due & (t > 0)) | last, evidence, _nothing_seen, tuning.moments)
         scores = trees.where(last, _worst(found), tuning.scores)
+        due = due | (last & _too_large(tuning, found))
         operands = tuning, phase.z, gradient_state
 
         def change(operands):
-            return self._change(potential, z, energies, key_change, found, *operands)
+            return self._change(potential, z, key_change, found, *operands)
 
         tuning, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
         places = tuning.moments.places
@@ -186,16 +188,15 @@ class Tuner:
         tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=moments), phase))
         return tuning._replace(scores=scores), phase, gradient_state
 
-    def _change(self, potential, z, energies, key, found, tuning, x, gradient_state):
+    def _change(self, potential, z, key, found, tuning, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x = random.split(key, 3)
         places = tuning.moments.places
 
         def by_search():
-            best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
             if self.known is None:
-                law = search(potential, jax.tree.map(lambda x: x[best], z), key_search, self.dense_mass)
+                law = search(potential, z, key_search, self.dense_mass)
             else:
                 coordinates, curvature = self.known
                 law = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
@@ -204,7 +205,6 @@ class Tuner:
             return law.coordinates, draws[0, : len(x)], draws, law.curvature, tuning.length, largest, law.passes
 
         def by_draws():
-            scores = _worst(found)
             center = tuning.coordinates.to_z(found.mean)
             if blocks is None and isinstance(tuning.coordinates, Coordinates):
                 factors, vectors = stretch(tuning.moments, found)
@@ -215,10 +215,7 @@ class Tuner:
                 moved = tuning.coordinates._replace(center=center), x - found.mean, places - found.mean
             moved = trees.where(trees.all_finite(moved), moved, (tuning.coordinates, x, places))
             late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
-            # if the noise keeps the step size far below the largest one, the step size is not the cause
-            bold = tuning.step_size > 0.7 * tuning.largest
-            red = late & bold & (jnp.maximum(scores.gradient, scores.virial) > RED)
-            largest = jnp.where(red, 0.5 * tuning.largest, tuning.largest)
+            largest = jnp.where(late & _too_large(tuning, found), 0.5 * tuning.largest, tuning.largest)
             slow = late & (found.slowest < SLOW)
             longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / tuning.length)
             length = tuning.length * jnp.where(slow, longer, 1)
@@ -304,6 +301,15 @@ def _block(tuning: Tuning) -> jax.Array:
     begin, end = _round(tuning)
     block = (tuning.transition - begin - 1) * BLOCKS // jnp.maximum(end - begin - 1, 1)
     return jnp.clip(block, 0, BLOCKS - 1)
+
+
+def _too_large(tuning: Tuning, found: Evidence) -> jax.Array:
+    """
+    Whether the draws are not from the posterior, and perhaps because of the step size. If the noise keeps it far below
+    the largest one, it is not the cause.
+    """
+    scores = _worst(found)
+    return (tuning.step_size > 0.7 * tuning.largest) & (jnp.maximum(scores.gradient, scores.virial) > RED)
 
 
 def _nothing_seen(moments: Moments) -> Evidence:
