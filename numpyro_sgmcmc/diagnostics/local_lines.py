@@ -87,7 +87,7 @@ def _places(kernel, state, draws, places, kept):
     if not kept:
         every = max(1, len(draws.flat) // places)
         return [(draws.flat[::every], ())]
-    chains = states_of(kernel, state)
+    chains = states_of(kernel, state)[:places]
     each = -(-places // len(chains))
     return [(np.repeat(np.asarray(raveled(chain.z))[None], each, 0), chain.gradient_state) for chain in chains]
 
