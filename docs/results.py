@@ -174,6 +174,8 @@ def network_samplers(m):
             ours = ", ".join(f"{what} {cell(*scores[what])}" for what in scores)
             if method in less:
                 ours += f"; {score} less that of the deep ensemble {cell(*less[method])}"
+            if method in (more_right := m.get("accuracy less the deep ensemble", {}).get(name, {})):
+                ours += f", accuracy {cell(*more_right[method])}"
             count = scores[score][2]
             yield f"{name}: {method}, {count} split{'s' * (count > 1)} or seed{'s' * (count > 1)}", "none", ours
 

@@ -36,7 +36,7 @@ class Plan(NamedTuple):
     """
     - **members** - of an ensemble, and chains.
     - **start**, **chain** - epochs of the optimised start, and of the chain behind it; a deep ensemble has both.
-    - **burn** - epochs of the chain that are its warm-up; a draw at the end of each of the others.
+    - **burn** - epochs of a chain without cycles that are its warm-up; a draw at the end of each of the others.
     - **batch** - rows of a minibatch.
     - **learning_rate** - Adam's, which falls to 0 as a cosine.
     - **rate**, **decay** - of a step of SGHMC, in the words of descent with momentum on the mean energy of a row:

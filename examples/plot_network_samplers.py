@@ -26,6 +26,12 @@ minibatches.
 # (``regression_ensembles.py``). The simulated rows and the small network have fixed settings. Each choice, split and
 # seed is kept in a file of its own, and not run again.
 #
+# On MNIST the deep ensemble is trained by gradient descent with momentum, whose step falls as a cosine. The chains are
+# those of SGHMC with cyclical steps, with a draw at the end of each cycle. Their temperature is so far below 1 that
+# they are nearly gradient descent with restarts, and their draws are not draws from the posterior. The steps of both
+# were chosen on validation rows, prior, batches and temperature by the predictions of the chains. The test images took
+# no part in any choice.
+#
 # What is asserted
 # ----------------
 # All scores are on the page of :doc:`results </results>`, and those of the regression sets on the page of
@@ -41,9 +47,12 @@ minibatches.
 # bike and parkinsons.
 #
 # Of the small network (``check_small``): the total variation distance from NUTS of SGHMC, MSGNHT, adaptive SGHMC and
-# SG-Barker is less than half that of the deep ensemble. So the samplers are nearer to the posterior. The ensemble has
-# the better scores where priors and temperature were not chosen for the samplers: on MNIST, with as many minibatches,
-# its negative log likelihood is lower than that of SGHMC. Nothing is asserted about MNIST.
+# SG-Barker is less than half that of the deep ensemble. So the samplers are nearer to the posterior.
+#
+# Of MNIST, if it is there (``check_digits``): the averaged predictions of cyclical SGHMC reach the accuracy, and for
+# the dense network the negative log likelihood, that were aimed at. It is not asserted that they are better than those
+# of the deep ensemble, which reaches them too. On the page of measurements, chains of one network gain by the average
+# over their cycles, and a higher temperature does not improve predictions after so few epochs.
 
 from argparse import Namespace
 from functools import partial
@@ -147,6 +156,18 @@ def check_regressions(less):
         assert (less[name]["MSGNHT ssi"]["mean"] >= 0) == NOT_BELOW[name], name
 
 
+# what averaged predictions are to reach: accuracy in per cent, negative log likelihood
+TARGETS = {"mnist dense": (98.6, 0.045), "mnist convolutional": (99.2, np.inf)}
+
+
+def check_digits(results):
+    """Of the means over the seeds."""
+    for name in TARGETS.keys() & results.keys():
+        if "cyclical SGHMC" in results[name]:
+            scores, (accuracy, nll) = results[name]["cyclical SGHMC"], TARGETS[name]
+            assert scores["accuracy"][0] >= accuracy and scores["nll"][0] <= nll, name
+
+
 def regressions(args):
     """Name -> what each split has found; name -> the choices; name -> differences from the deep ensemble."""
     args = Namespace(**vars(args) | {"steps": args.data_steps})
@@ -224,6 +245,8 @@ def main(args):
     for name, found in results.items():
         report(name, found)
     better = {name: against(found, judged_by(found[0])) for name, found in parts.items()}
+    more_right = {name: against(parts[name], "accuracy") for name in parts if name.startswith("mnist")}
+    print("less the deep ensemble:", better, "accuracy:", more_right)
     save(
         args,
         "network_samplers",
@@ -232,10 +255,13 @@ def main(args):
             "seconds": sum(SECONDS),
             "results": results,
             "less the deep ensemble": better,
+            "accuracy less the deep ensemble": more_right,
             "chosen on validation rows": chosen,
             "paired differences": less,
         },
     )
+    if not args.fast:
+        check_digits(results)
     if not args.fast and shown(args):
         check(simulation)
         check_small(results["small"])
@@ -248,7 +274,7 @@ if __name__ == "__main__":
     arguments = parser(__doc__, **sizes)
     arguments.add_argument("--data", nargs="*", default=[], metavar="NAME", help="regression sets, such as airfoil")
     arguments.add_argument("--digits", nargs="*", default=[], choices=list(PLANS), help="networks for MNIST")
-    arguments.add_argument("--samplers", nargs="+", default=["SGHMC"], metavar="NAME", help="of digits")
+    arguments.add_argument("--samplers", nargs="+", default=["cyclical SGHMC"], metavar="NAME", help="of digits")
     arguments.add_argument("--kernels", nargs="*", default=[], metavar="NAME", help="of the simulated rows; none: all")
     arguments.add_argument("--tuned", nargs="+", default=["MSGNHT ssi"], choices=TUNED, help="of regression sets")
     arguments.add_argument("--data-dir", metavar="FOLDER", help="where the data are")
