@@ -45,20 +45,28 @@ class Found(NamedTuple):
     passes: jax.Array
 
 
-def search(potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: Any = True) -> Found:
-    """The normal approximation, from a start with finite energy, where L has the blocks of ``dense_mass``."""
+def search(
+    potential: Potential, start: Sites, rng_key: jax.Array, dense_mass: Any = True, contiguous: bool = False
+) -> Found:
+    """
+    The normal approximation, from a start with finite energy.
+
+    :param dense_mass: the blocks of L.
+    :param contiguous: whether the minibatches, and the parts in which passes are made, are blocks of neighbouring rows.
+    """
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
     plates, parts = partition(potential.plates)
+    scheme = Reshuffled(contiguous=contiguous)
 
     def energy(k):
-        rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plates)
+        rows, _ = next_rows(scheme, RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plates)
         key = random.fold_in(key_model, k)
         return lambda z: potential.estimate(unravel(z), rows, key)
 
     origin = raveled(start)
-    mean, log_width = map(raveled, mean_field(potential, start, *random.split(key_descent)))
+    mean, log_width = map(raveled, mean_field(potential, start, *random.split(key_descent), contiguous))
     # if the first normal is too wide for the model, its mean does not improve
     before, after = lax.map(energy(0), jnp.stack([origin, mean]))
     mean, width = trees.where(after <= before, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
