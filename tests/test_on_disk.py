@@ -178,6 +178,17 @@ def test_pieces_are_read_as_a_whole_and_each_block_once(monkeypatch):
     assert all(stop - start <= 5 * B for start, stop in x.read if stop - start > 1)
 
 
+def test_a_self_tuning_run_reads_blocks():
+    """Neither the search for a normal approximation nor a step reads scattered rows."""
+    x = Source(X)
+    run((OnDisk(x), Y), kernel=SGHMC, num_samples=1)
+    lengths = np.array([stop - start for start, stop in x.read])
+    assert len(lengths) > 500
+    # a block that goes on at row 0 is two pieces, of which one may be a single row
+    assert (lengths == 1).mean() < 0.05, (lengths == 1).mean()
+    assert lengths.mean() > B / 2
+
+
 def test_a_block_is_found_by_all_of_its_rows():
     reader, block, other = read_ahead.ReadAhead([OnDisk(X)]), np.array([[4, 5], [8, 9]]), np.array([[4, 6], [8, 7]])
     reader(other, block)

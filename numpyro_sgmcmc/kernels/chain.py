@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
 from numpyro_sgmcmc.model.coordinates import in_x, raveled, unraveler
 from numpyro_sgmcmc.model.potential import ModelPotential
-from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
+from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
 from numpyro_sgmcmc.tuning.schedules import Constant, schedule_index
 from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
 from numpyro_sgmcmc.tuning.tuner import Tuning
@@ -83,7 +83,7 @@ class Chain:
             return self._untuned(potential, rng_key, z, rows, rows_state, key_gradient, num_warmup, fingerprint)
         balance = isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None
         if balance:
-            z = descend(potential, z, *random.split(key_descent))
+            z = descend(potential, z, *random.split(key_descent), is_contiguous(self.rows))
         key_energy, key_start, key_first = random.split(key_gradient, 3)
         energies = potential.by_site(z, rows, key_energy)
         gradient_state = self.gradient.start(potential, z, key_start)

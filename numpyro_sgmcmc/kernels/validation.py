@@ -18,7 +18,7 @@ from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.local_acceptance import makes_moves, watched_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.model.structure import Structure
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
+from numpyro_sgmcmc.rows.schemes import WithoutReplacement, is_contiguous, next_rows
 from numpyro_sgmcmc.types import RowScheme, RowsState, Sites
 from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
@@ -177,7 +177,7 @@ def warn_of_scales(potential: ModelPotential) -> None:
 
 def warn_of_scattered_rows(potential: ModelPotential, rows: RowScheme) -> None:
     """Warns of rows on disk that are read one by one."""
-    if potential.sources and not getattr(rows, "contiguous", False):
+    if potential.sources and not is_contiguous(rows):
         warnings.warn(
             f"{potential.sources[0]!r} is on disk, and rows={rows!r} reads its rows one by one, which is several times "
             "slower than in blocks. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",

@@ -1,15 +1,18 @@
 """Arrays that stay on disk: a model indexes them by rows, and only these rows are read."""
 
+from functools import partial
 import os
 from typing import Any
 
 import jax
+from jax import lax
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.row_array import RowArray
 from numpyro_sgmcmc.model.sources import opened
+from numpyro_sgmcmc.utils import compat
 
 
 class OnDisk(RowArray):
@@ -98,7 +101,11 @@ class OnDisk(RowArray):
                 raise TypeError(f"{self!r} must be indexed by integer row numbers, not by {rows.dtype}.")
             return jnp.asarray(self.read(np.where(rows < 0, rows + len(self), rows)))
         shape = jax.ShapeDtypeStruct((*rows.shape, *self.shape[1:]), self.dtype)
-        return jax.pure_callback(self.read, shape, rows, vmap_method="broadcast_all")
+        return lax.platform_dependent(
+            rows,
+            cpu=compat.buffer_callback(self._fill, shape, vmap_method="broadcast_all"),
+            default=partial(jax.pure_callback, self.read, shape, vmap_method="broadcast_all"),
+        )
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -115,6 +122,11 @@ class OnDisk(RowArray):
         self.read_into(out, rows, runs(rows))
         return out
 
+    def _fill(self, context: Any, out: Any, rows: Any) -> None:
+        """The same, but written into XLA's own buffer ``out``."""
+        rows = np.asarray(rows)
+        self.read_into(np.asarray(out), rows, runs(rows))
+
     def empty(self, shape: tuple[int, ...]) -> np.ndarray:
         """Uninitialised memory for rows with numbers of this shape."""
         return np.empty((*shape, *self.shape[1:]), self.dtype)
@@ -127,7 +139,7 @@ class OnDisk(RowArray):
         :raises IndexError: if there are no such rows.
         """
         out = out.reshape(rows.size, *self.shape[1:])
-        if any(first < 0 or first + number > len(self) for _, first, number in pieces):
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"{_asked(rows)} are not in {self!r}, which has {len(self)} rows.")
         try:
             self._check_file()

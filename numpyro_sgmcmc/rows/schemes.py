@@ -196,6 +196,11 @@ def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
     return Sharded(scheme, devices)
 
 
+def is_contiguous(scheme: RowScheme) -> bool:
+    """Whether minibatches are blocks of neighbouring rows."""
+    return getattr(scheme, "contiguous", False)
+
+
 def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:
     """
     The rows of the next batch of every plate, and the state after it. With several plates, each has its own key.

@@ -45,26 +45,31 @@ class Found(NamedTuple):
     passes: jax.Array
 
 
-def search(potential: Potential, starts: Sites, rng_key: jax.Array, dense_mass: Any = True) -> Found:
+def search(
+    potential: Potential, starts: Sites, rng_key: jax.Array, dense_mass: Any = True, contiguous: bool = False
+) -> Found:
     """
-    The normal approximation, where L has the blocks of ``dense_mass``.
+    The normal approximation.
 
     :param starts: positions with finite energies, along the first axis. The best of them is used.
+    :param dense_mass: the blocks of L.
+    :param contiguous: whether the minibatches, and the parts in which passes are made, are blocks of neighbouring rows.
     """
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
     plates, parts = partition(potential.plates)
+    scheme = Reshuffled(contiguous=contiguous)
 
     def energy(k):
-        rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plates)
+        rows, _ = next_rows(scheme, RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plates)
         key = random.fold_in(key_model, k)
         return lambda z: potential.estimate(unravel(z), rows, key)
 
     origins = jax.vmap(raveled)(starts)
     energies = lax.map(with_gradient(energy(0)), origins)
     origin = origins[jnp.argmin(energies)]
-    mean, log_width = map(raveled, mean_field(potential, unravel(origin), *random.split(key_descent)))
+    mean, log_width = map(raveled, mean_field(potential, unravel(origin), *random.split(key_descent), contiguous))
     # if the first normal is too wide for the model, its mean does not improve; and the descent does not move from where
     # the gradient is not finite
     improved = with_gradient(energy(0))(mean) <= energies.min()

@@ -19,7 +19,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement
+from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise, trees
@@ -62,18 +62,21 @@ def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Arr
     return at
 
 
-def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> Sites:
+def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, contiguous: bool = False) -> Sites:
     """The mean of the normal that :func:`mean_field` finds."""
-    return mean_field(potential, z, key_rows, key)[0]
+    return mean_field(potential, z, key_rows, key, contiguous)[0]
 
 
-def mean_field(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array) -> tuple[Sites, Sites]:
+def mean_field(
+    potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, contiguous: bool = False
+) -> tuple[Sites, Sites]:
     """
     ``STEPS`` minibatch steps of Adam on a mean-field normal around ``z``, with a step size that decreases geometrically
     from ``FIRST`` to ``LAST``.
 
     :param key_rows: key of the minibatches.
     :param key: another key, for the noise and the model.
+    :param contiguous: whether the minibatches are blocks of neighbouring rows.
     :return: means and log widths of the last finite normal.
     """
     optimizer = falling_adam(FIRST, LAST, STEPS)
@@ -90,7 +93,8 @@ def mean_field(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Arr
         return potential.estimate(draw(q, key_noise), rows, key_model) - trees.total(q[1])
 
     start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
-    state = minimise(loss, optimizer, optimizer.init(start), (0, STEPS), WithoutReplacement(), plates, key_rows, key)
+    scheme = Reshuffled(contiguous=True) if contiguous else WithoutReplacement()
+    state = minimise(loss, optimizer, optimizer.init(start), (0, STEPS), scheme, plates, key_rows, key)
     return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), start)
 
 

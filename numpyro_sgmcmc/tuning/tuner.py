@@ -20,7 +20,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, raveled, unraveler
-from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
+from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, rotation, score_limit, shortened, stretch
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
@@ -196,7 +196,7 @@ class Tuner:
 
         def by_search():
             if self.known is None:
-                law = search(potential, z, key_search, self.dense_mass)
+                law = search(potential, z, key_search, self.dense_mass, is_contiguous(self.rows))
             else:
                 coordinates, curvature = self.known
                 law = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
