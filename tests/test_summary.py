@@ -334,7 +334,8 @@ def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, 
     draws: Any = SimpleNamespace(z=np.zeros((4, 100, 2)), names=["a", "b"], sites=["a", "b"])
     nothing: Any = None
     gradients: Any = SimpleNamespace(values=nothing)
-    line = data_lines.prediction_lines(nothing, nothing, draws, gradients, nothing, 1.0)["inflation_by_noise"]
+    kernel: Any = SGHMC(regression, **RIGHT)
+    line = data_lines.prediction_lines(kernel, nothing, draws, gradients, nothing, 1.0)["inflation_by_noise"]
     assert line.verdict == verdict
     assert ("standard error" in line.advice) == (error > 0.15)
 
