@@ -13,10 +13,25 @@ from numpyro.infer import MCMC
 import pytest
 from scipy.special import polygamma
 
-from numpyro_sgmcmc import SAGA, SGHMC, SGLD, Polynomial, WithoutReplacement, step_halving
+from numpyro_sgmcmc import (
+    SAGA,
+    SCIR,
+    SGHMC,
+    SGLD,
+    SGRLD,
+    ExpandedMean,
+    Polynomial,
+    WithoutReplacement,
+    corrected,
+    couple,
+    score_linearity,
+    step_halving,
+    summary,
+)
 from numpyro_sgmcmc.diagnostics.continued import altered, last_states, potential_of
-from numpyro_sgmcmc.diagnostics.draws import on_model
+from numpyro_sgmcmc.diagnostics.draws import on_model, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.halving import order
+from numpyro_sgmcmc.diagnostics.monte_carlo import standard_error
 
 X = models.ROWS.astype(np.float32)
 MEAN, VARIANCE = models.gaussian_posterior(X)
@@ -165,6 +180,29 @@ def test_chains_of_a_decreasing_step_go_on_with_half_their_last_one():
         assert float(state.step_size) == pytest.approx(step * last)
     found = step_halving(mcmc, random.key(1), X, num_samples=20)
     assert f"this is the bias at its last value, {last:.3g}" in str(found).replace("\n  ", " ")
+
+
+@pytest.mark.parametrize("make", [SCIR, SGRLD])
+@pytest.mark.slow
+def test_kernels_with_coordinates_of_their_own(make):
+    """Three numbers for a simplex of three parts, of which NumPyro has two; diagnostics use those of NumPyro."""
+    x = models.CATEGORIES
+    options = {"step_size": 0.1} if make is SCIR else {"step_size": 1e-3, "metric": ExpandedMean()}
+    kernel = make(models.shares, batch_size=models.B, steps_per_sample=20, **options)
+    mcmc = run(kernel, x, num_chains=2, num_samples=400, start=None)
+    draws = unconstrained_draws(mcmc, (x,), {}, 2000, "test")
+    assert mcmc.last_state.z["p"].shape == (2, 3) and draws.names == ("p[0]", "p[1]")
+    assert np.isfinite(summary(mcmc, x)["score"]["value"])
+    assert score_linearity(mcmc, x)["p"]["r2"].shape == (2,)
+    found = step_halving(mcmc, random.key(1), x, num_samples=400)["p"]
+    error = np.hypot(found["mean_error"] * draws.flat.std(0), standard_error(draws.z))
+    assert (np.abs(found["mean"] - draws.flat.mean(0)) < 5 * error).all()
+    assert (error < 0.5 * draws.flat.std(0)).all()
+    assert couple(mcmc, random.key(1), x, num_samples=50).bound["p"].shape == (2,)
+    with pytest.raises(ValueError, match='gradient="control" is not available'):
+        couple(mcmc, random.key(1), x, gradient="control")
+    with pytest.raises(ValueError, match="the kernel samples coordinates of its own"):
+        corrected(mcmc, x)
 
 
 def test_a_table_of_batches_belongs_to_their_size():

@@ -20,11 +20,13 @@ from numpyro_sgmcmc import (
     SAGA,
     SGHMC,
     SGLD,
+    SGMCMC,
     SGNHT,
     SVRG,
     ControlVariate,
     Minibatch,
     Piecewise,
+    Recipe,
     Reshuffled,
     Tempered,
     WithoutReplacement,
@@ -38,11 +40,12 @@ from numpyro_sgmcmc import (
     weights,
 )
 from numpyro_sgmcmc.diagnostics import data_lines
-from numpyro_sgmcmc.diagnostics.draws import arguments_of, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of
+from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, error_of, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.pictures import plot_noise_spectrum
-from numpyro_sgmcmc.diagnostics.predicted import Prediction, gradient_pairs
+from numpyro_sgmcmc.diagnostics.predicted import Prediction, epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
@@ -432,8 +435,36 @@ def test_every_chain_method(method):
 def test_one_chain_and_two_plates():
     table = models.TABLE.astype(np.float32)
     kernel = SGHMC(models.crossed, friction=5.0, **SMALL | {"batch_size": {"columns": 6, "rows": 2}})
-    found = summary(short(kernel, table, num_chains=1), table)
+    mcmc = short(kernel, table, num_chains=1)
+    found = summary(mcmc, table)
     assert set(found["score"]["by_site"]) == {"mu", "scale"}
+    assert found["passes"]["value"] == pytest.approx(110 * 5 * 12 / 96)  # two rows and six columns of a table of 4 x 24
+    assert epoch_of(kernel, kernel._potential((table,), {})) == 4  # the longer epoch, as its noise is cancelled last
+
+
+def separate(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    with numpyro.plate("A", len(x)) as rows:
+        numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+    with numpyro.plate("B", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(-mu, 1), obs=y[rows])
+
+
+def test_rows_of_separate_plates_add_up():
+    kernel = SGLD(separate, **SMALL | {"step_size": 1e-3, "batch_size": {"A": 6, "B": 2}})
+    mcmc = short(kernel, ROWS, ROWS[:10])
+    assert summary(mcmc)["passes"]["value"] == pytest.approx(2 * 110 * 5 * 8 / 34)
+    assert summary(mcmc, ROWS, ROWS[:10])["looked_at"]["passes"] == 120  # all rows of both, for each draw
+
+
+@pytest.mark.parametrize("dynamics", [models.THERMOSTAT, Recipe(D=models.metric)])
+def test_a_recipe_has_no_prediction(dynamics):
+    kernel = SGMCMC(models.gaussian, dynamics, "euler", **SMALL | {"step_size": 1e-3})
+    mcmc = short(kernel, ROWS)
+    found = summary(mcmc, ROWS)
+    assert "score" in found and "inflation_by_noise" not in found
+    with pytest.raises(ValueError, match="the inflation is not known"):
+        corrected(mcmc, ROWS)
 
 
 def test_a_table_for_people_and_a_dict_for_programs():

@@ -15,9 +15,10 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.draws import on_model, states_of
+from numpyro_sgmcmc.diagnostics.draws import states_of
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import raveled
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.tuning.schedules import Constant
@@ -87,22 +88,28 @@ def go_on(
     num_samples: int,
     rng_key: jax.Array,
 ) -> np.ndarray:
-    """Unconstrained draws of each chain, raveled, shape ``(chains, num_samples, d)``."""
+    """Draws of each chain as NumPyro's unconstrained values, raveled, shape ``(chains, num_samples, d)``."""
     keys = random.split(rng_key, len(states))
     if not jnp.issubdtype(states[0].rng_key.dtype, jax.dtypes.prng_key) and keys.dtype != jnp.uint32:
         keys = random.key_data(keys)
 
     def run(potential, state):
         chains = replace(kernel._chains(potential), searching=False)
+        usual = potential_of(kernel, potential.args, potential.kwargs)
+
+        def of(z):
+            if kernel._transforms is not None:
+                values = potential.constrain(z)
+                z = usual.unconstrain({name: values[name] for name in z})
+            return raveled(z)
 
         def one(state, _):
             state = chains.transition(state, fingerprint=0)
-            z = jax.vmap(raveled)(state.z) if state.i.ndim else raveled(state.z)
-            return state, z
+            return state, jax.vmap(of)(state.z) if state.i.ndim else of(state.z)
 
         return lax.scan(one, state, None, length=num_samples)[1]
 
-    draw = on_model(kernel, run, model_args, model_kwargs)
+    draw = compiled(run, kernel._model, model_args, model_kwargs, kernel._batch_size, kernel._transforms)
     states = [state._replace(rng_key=key) for state, key in zip(states, keys)]
     if kernel._chain.tuned or len(states) == 1:
         return np.stack([np.asarray(draw(state), float) for state in states])
@@ -116,5 +123,5 @@ def last_states(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
 
 
 def potential_of(kernel: SGMCMC, model_args: tuple, model_kwargs: Mapping[str, Any]) -> ModelPotential:
-    """The potential that the kernel samples."""
+    """The potential of NumPyro's unconstrained values."""
     return ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)

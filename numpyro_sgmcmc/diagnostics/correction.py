@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.continued import potential_of
 from numpyro_sgmcmc.diagnostics.draws import (
     Draws,
-    arguments_of,
     at_draws,
     checked_run,
     key_of,
@@ -128,8 +128,9 @@ def corrected(
         law = predicted(kernel, state, draws, found.values, pairs, epoch_of(kernel, potential))
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
-                "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior or the "
-                "integrator is not a word with normal noise. Use a smaller step_size, or another integrator."
+                "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "
+                "the integrator is not a word with normal noise, or the kernel samples coordinates of its own. "
+                "Use a smaller step_size, or another kernel or integrator."
             )
         A = law.rescale
         what = "Each mode was divided about the mean by the root of its predicted inflation"

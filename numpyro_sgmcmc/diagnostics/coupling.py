@@ -26,13 +26,14 @@ import numpy as np
 from numpyro.infer import MCMC
 from scipy.optimize import linear_sum_assignment  # a dependency of jax
 
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.continued import altered, go_on, last_states, potential_of
 from numpyro_sgmcmc.diagnostics.draws import (
     TooFewDraws,
-    arguments_of,
     checked_run,
     coordinate_names,
     latent_draws,
+    numbers_of_rows,
     on_model,
     unconstrained_draws,
 )
@@ -158,10 +159,15 @@ def couple(
     if kept < FEWEST:
         raise TooFewDraws(f"couple(mcmc) needs at least {FEWEST} draws of each pair, but {kept} are asked for.")
     left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
-    size = int(np.prod([plate.size for plate in plates.values()]))
-    plain = isinstance(kernel.gradient, Minibatch)
+    _, size = numbers_of_rows(potential)
+    plain = isinstance(kernel.gradient, Minibatch) and kernel._transforms is None
     chosen = gradient or ("full" if size <= ALL_ROWS or not plain else "control")
     checked_choice("gradient", chosen, ("full", "control"))
+    if chosen == "control" and kernel._transforms is not None:
+        raise ValueError(
+            f'gradient="control" is not available for {type(kernel).__name__}, which samples other coordinates than '
+            'those of the draws. Use gradient="full".'
+        )
     states = last_states(kernel, state)
     same, states = altered(kernel, states, plates)
     partner, partners = same, states

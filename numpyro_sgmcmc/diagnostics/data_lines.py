@@ -175,7 +175,8 @@ def prediction_lines(
         inflation = getattr(of, key)
         error = of.noise_error if key == "noise" else np.zeros_like(inflation)
         size = np.abs(inflation)
-        certain = np.where(size - bound(len(size), len(draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
+        with np.errstate(invalid="ignore"):  # of infinite inflations
+            certain = np.where(size - bound(len(size), len(draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
         worst = int(np.argmax(certain if certain.any() else size))
         known_to = f" +- {error[worst]:.1%}" if error[worst] > 0.01 else ""
         verdict, way_out = graded(float(certain.max()), *VARIANCE), advice[key]

@@ -6,6 +6,7 @@ was rounded to the edge of its support has no finite z, so its draw is left out 
 """
 
 from collections.abc import Mapping
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,14 +17,11 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import PROBE, Marks, SGMCMCState, stream
+from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.kernels.tempered import Tempered
 from numpyro_sgmcmc.kernels.tuned import axes_of_chains
-from numpyro_sgmcmc.model.arrays import named_leaves
-from numpyro_sgmcmc.model.checks import not_an_array
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import raveled, unraveler
-from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.utils.validation import check_mcmc, checked_count
 
@@ -86,58 +84,6 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
     if isinstance(mcmc.sampler, Tempered):
         return mcmc.sampler.kernel, state.cold
     return mcmc.sampler, state
-
-
-def takes_arguments(mcmc: MCMC, state: SGMCMCState) -> bool:
-    """Whether the run had model arguments, of which only the fingerprint may be left after unpickling."""
-    marks = np.asarray(Marks.of(state.marks).fingerprint)
-    return bool(mcmc._args or mcmc._kwargs or not np.isin(marks, (0, fingerprint((), {}))).all())
-
-
-def arguments_of(
-    mcmc: MCMC, model_args: tuple, model_kwargs: Mapping[str, Any], caller: str
-) -> tuple[tuple, dict[str, Any]]:
-    """
-    The given arguments of the model, or those that the run has kept if there are none.
-
-    :raises ValueError: if the given ones are not those of the run, or if they are not known any more.
-    """
-    kept = tuple(mcmc._args or ()), dict(mcmc._kwargs or {})
-    _, state = checked_run(mcmc, caller)
-    if not (model_args or model_kwargs):
-        if not any(kept) and takes_arguments(mcmc, state):
-            raise ValueError(
-                f"{caller}(mcmc): the arguments of the run are not known any more, as after unpickling. Pass those of "
-                "mcmc.run(...)."
-            )
-        return kept
-    different = _difference((model_args, model_kwargs), kept, Marks.of(state.marks))
-    if different is not None:
-        raise ValueError(
-            f"{caller}(mcmc, ...): the data are not those of the run{different}. Pass the arguments of mcmc.run(...), "
-            "transformed in the same way and with their rows in the same order."
-        )
-    return model_args, dict(model_kwargs)
-
-
-def _difference(given: tuple, kept: tuple, marks: Marks) -> str | None:
-    """
-    How the given arguments differ from those of the run, as far as that is known; None if they do not.
-
-    :param kept: the arguments of the run, empty after unpickling.
-    """
-    ours, theirs = (dict(named_leaves(*arguments)) for arguments in (given, kept))
-    if ours.keys() == theirs.keys():  # one by one, so that arguments of the same shape are not exchanged
-        changed = [name for name in ours if fingerprint((ours[name],), {}) != fingerprint((theirs[name],), {})]
-        shapes = [tuple(getattr(of[name], "shape", ()) for of in (ours, theirs)) for name in changed]
-        other = [f"{name} has shape {a}, in the run {b}" for name, (a, b) in zip(changed, shapes) if a != b]
-        found = other or [f"{name} has other values" for name in changed]
-        return ": " + "; ".join(found) if found else None
-    mark = fingerprint(*given)
-    if not mark or np.any(marks.data_changed) or np.all((marks.fingerprint == mark) | (marks.fingerprint == 0)):
-        return None
-    odd = not_an_array(*given)
-    return f": {odd}" if odd else ""
 
 
 def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
@@ -208,7 +154,7 @@ def unconstrained_draws(
 
     :raises TooFewDraws: if fewer than ``FEWEST`` draws of each chain are left.
     """
-    kernel, state = checked_run(mcmc, caller)
+    kernel, _ = checked_run(mcmc, caller)
     draws = thinned(mcmc, max_draws)
     chains, kept = next(iter(draws.values())).shape[:2]
 
@@ -226,14 +172,28 @@ def unconstrained_draws(
             f"{caller}(mcmc) needs at least {FEWEST} draws of each chain whose unconstrained values are finite, but "
             f"has {finite.sum()} of {kept}. Use a larger num_samples, or check for sites at the edge of their support."
         )
-    batched = jnp.ndim(state.i) == 1
-    prototype = {name: jax.ShapeDtypeStruct(np.shape(x)[batched:], x.dtype) for name, x in state.z.items()}
+    prototype = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size).prototype
     return Draws(z[:, finite], *coordinate_names(prototype), int((~finite).sum()) * chains)
 
 
 def on_model(kernel: SGMCMC, fn: Any, model_args: tuple, model_kwargs: Mapping[str, Any]) -> Any:
-    """``fn(potential, *rest)`` as a compiled function of ``rest``, on the potential that the kernel samples."""
+    """
+    ``fn(potential, *rest)`` as a compiled function of ``rest``. The potential is a function of NumPyro's unconstrained
+    values, also if the kernel samples others, such as the expanded mean of a simplex.
+    """
     return compiled(fn, kernel._model, model_args, model_kwargs, kernel._batch_size)
+
+
+def numbers_of_rows(potential: ModelPotential) -> tuple[int, int]:
+    """
+    Rows of a batch, and of the data: the elements of observed sites in minibatched plates. Those of crossed plates
+    multiply, those of separate plates add up.
+    """
+    plates = potential.plates
+    inside = [[plates[name] for name in site.plates if name in plates] for site in potential.structure.sites.values()]
+    found = {tuple(of) for of in inside if of}  # once for several sites in the same plates
+    batch = sum(math.prod(plate.batch_size for plate in of) for of in found)
+    return batch, sum(math.prod(plate.size for plate in of) for of in found)
 
 
 def states_of(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:

@@ -19,7 +19,8 @@ class GradientNoise(NamedTuple):
     """
     - **variance** - the variance s^2 of the gradient estimate in each coordinate, a dict like ``z``.
     - **inflation** - the relative variance that it adds to z with the kernel's dynamics and the step size of the state,
-      if batches are independent. Reshuffled rows add less.
+      if batches are independent. Reshuffled rows add less. NaN for a dynamics for which it is not known, such as a
+      recipe.
     """
 
     variance: Sites

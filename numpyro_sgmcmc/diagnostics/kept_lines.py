@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.draws import latent_draws
+from numpyro_sgmcmc.diagnostics.draws import latent_draws, numbers_of_rows
 from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST, bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
 from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps
@@ -44,9 +44,9 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
     details: dict[str, Any] = {}
     try:
         potential = ModelPotential.of(kernel._model, mcmc._args or (), mcmc._kwargs or {}, kernel._batch_size)
-        share = [plate.batch_size / plate.size for plate in potential.plates.values()]
+        batch, size = numbers_of_rows(potential)
         twice = 2 if hasattr(kernel._chain_for(potential).gradient, "anchor") else 1
-        passes = evaluations * twice * float(np.prod(share))
+        passes = evaluations * twice * (batch / size if size else 1.0)
         lines["passes"] = Line("passes over the data, by the steps", passes, plain(passes))
     except (TypeError, ValueError):
         pass  # the arguments of the run are not known any more, as after unpickling
@@ -84,7 +84,7 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
     if not np.isnan(T).all():
         lines["kinetic_temperature"] = temperature_line("kinetic temperature", T, z.shape[-1])
     jump = np.asarray(monitor.jump, float)
-    if np.isfinite(jump).any():
+    if jump.any():  # it is 0 for dynamics with a momentum
         late = jump[:, jump.shape[1] // 2 :]
         lines["squared_steps"] = Line(
             "squared steps over those of the noise",

@@ -9,14 +9,9 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.coupling import Coupled
-from numpyro_sgmcmc.diagnostics.draws import (
-    arguments_of,
-    checked_run,
-    key_of,
-    latent_draws,
-    unconstrained_draws,
-)
+from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, latent_draws, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.predicted import gradient_pairs
 from numpyro_sgmcmc.diagnostics.table import Summary
 

@@ -77,6 +77,11 @@ def gradient_pairs(
         pairs = min(PAIRS, max(FEWEST, NUMBERS // draws.z.shape[-1]))
     per_chain = -(-pairs // len(states))
     stays = isinstance(kernel.gradient, (Minibatch, ControlVariate))
+    if kernel._transforms is not None and not stays:
+        raise ValueError(
+            f"the noise of {kernel.gradient!r} is not known in NumPyro's coordinates, because {type(kernel).__name__} "
+            "samples others. Use gradient_noise(kernel, state, ...)."
+        )
 
     def probe(potential, z, gradient_state, rng_key):
         chain, unravel = kernel._chain_for(potential), unravel_of(potential)
@@ -111,7 +116,8 @@ def predicted(
     :param pairs: see :func:`gradient_pairs`.
     :param epoch: batches per epoch of reshuffled rows; 1: independent batches.
     :return: None for an integrator that is not a word, for noise that is not normal, with a ``skew``, which couples the
-        modes, and for a step size of 0.
+        modes, for a step size of 0, for a kernel that samples other coordinates than NumPyro's, and for a dynamics that
+        does not know its inflation, such as a recipe.
     """
     word: Any = kernel.integrator
     if not hasattr(word, "word") or any(word.flows[letter].needs_key for letter in word.word):
@@ -119,7 +125,9 @@ def predicted(
     one = states_of(kernel, state)[0]
     h = float(np.asarray(one.step_size))
     dynamics, phase = kernel.dynamics.settled(one.phase)
-    if getattr(dynamics, "skew", None) is not None or not h > 0:
+    if getattr(dynamics, "skew", None) is not None or kernel._transforms is not None or not h > 0:
+        return None
+    if np.isnan(raveled(dynamics.inflation(phase, one.step_size, jax.tree.map(jnp.ones_like, phase.z)))).any():
         return None
     L = _scale(kernel, dynamics, one, draws)
     dense = L.ndim == 2
@@ -154,10 +162,10 @@ def predicted(
 
 
 def epoch_of(kernel: SGMCMC, potential: Potential) -> float:
-    """Batches per epoch of reshuffled rows, 1 for independent batches; with several plates, the shortest epoch."""
+    """Batches per epoch of reshuffled rows, 1 for independent batches; with several plates, the longest epoch."""
     if getattr(kernel.rows, "independent", False) or not potential.plates:
         return 1.0
-    return min(plate.size // plate.batch_size for plate in potential.plates.values())
+    return max(plate.size // plate.batch_size for plate in potential.plates.values())
 
 
 def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:

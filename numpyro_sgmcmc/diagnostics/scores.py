@@ -18,7 +18,6 @@ A violation is translated into an error of the draws to first order. With their 
 """
 
 from collections.abc import Mapping
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, on_model, unravel_of
+from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, numbers_of_rows, on_model, unravel_of
 from numpyro_sgmcmc.diagnostics.monte_carlo import effective, standard_error
 from numpyro_sgmcmc.diagnostics.wide_data import widened
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
@@ -97,10 +96,9 @@ def gradients(
 
     def at(potential, z, mean, rng_key):
         plates, unravel = potential.plates, unravel_of(potential)
-        size = math.prod(plate.size for plate in plates.values())
-        seen = math.prod(plate.batch_size for plate in plates.values())
+        seen, size = numbers_of_rows(potential)
         whole = size <= ALL_ROWS
-        about.update(size=size, rows=size if whole else seen, whole=whole or not plates)
+        about.update(size=max(size, 1), rows=size if whole else seen, whole=whole or not plates)
         key_draws, key_mean = random.split(rng_key)
 
         def one(z, k):

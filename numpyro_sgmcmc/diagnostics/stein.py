@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.draws import arguments_of, checked_run, key_of, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of
+from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import effective, standard_error
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Line, Summary, graded

@@ -22,15 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of, takes_arguments
 from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
 from numpyro_sgmcmc.diagnostics.draws import (
-    arguments_of,
     checked_run,
     coordinate_names,
     key_of,
     latent_draws,
     posterior_draws,
-    takes_arguments,
     unconstrained_draws,
 )
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
@@ -122,7 +121,7 @@ def summary(
     key_scores, key_pairs, key_local = random.split(key_of(state), 3)
     found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
     lines |= score_lines(draws, found)
-    if np.isfinite(found.values).all():
+    if np.isfinite(found.values).all() and kernel._transforms is None:  # a prediction is for NumPyro's coordinates
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
         lines |= prediction_lines(kernel, _at_mean_step(mcmc, state), draws, found, pairs, epoch_of(kernel, potential))
@@ -133,5 +132,5 @@ def summary(
 def _at_mean_step(mcmc: MCMC, state: SGMCMCState) -> SGMCMCState:
     """The state with the mean step size of the draws, to which their inflation is proportional at first order."""
     h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(mcmc.num_chains, -1)
-    h = h.sum(1) / np.maximum((h > 0).sum(1), 1)  # a step of size 0 adds nothing
+    h = np.maximum(h, 0).sum(1) / np.maximum((h > 0).sum(1), 1)  # without steps of size 0, which add nothing
     return state._replace(step_size=jnp.asarray(h.reshape(np.shape(state.step_size)), state.step_size.dtype))

@@ -19,8 +19,9 @@ import numpy as np
 from numpyro.infer import MCMC
 import xarray as xr
 
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.correction import Corrected
-from numpyro_sgmcmc.diagnostics.draws import TooFewDraws, arguments_of, checked_run
+from numpyro_sgmcmc.diagnostics.draws import TooFewDraws, checked_run
 from numpyro_sgmcmc.diagnostics.log_likelihood import log_likelihood_of
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.weights import weights

@@ -76,6 +76,8 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
             "settings(mcmc) needs a kernel whose warm-up chose the step size, but step_size= was given. Leave it out."
         )
     tuning = jax.device_get(state.tuning)
+    with np.errstate(invalid="ignore"):  # scores of a warm-up that went wrong may be NaN
+        verdicts = np.vectorize(verdict)(*tuning.scores, tuning.score_limit)
     several = np.ndim(tuning.step_size) == 1
 
     def value(x):
@@ -91,9 +93,8 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
+        "verdict": value(verdicts),
     }
-    with np.errstate(invalid="ignore"):  # a score that is not a number
-        found["verdict"] = value(np.vectorize(verdict)(*tuning.scores, tuning.score_limit))
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):
             found[name] = getattr(kernel, name)
