@@ -118,11 +118,11 @@ def gradients(
             known = raveled(full_gradient(potential, unravel(mean), key_mean))
         return values, control, known
 
-    *wide, widened_names = widened(model_args, model_kwargs)
+    wide_args, wide_kwargs, widened_names = widened(model_args, model_kwargs)
     dtype = jnp.result_type(float)
     z, mean = jnp.asarray(draws.flat, dtype), jnp.asarray(draws.flat.mean(0), dtype)
     try:
-        found = on_model(kernel, at, *wide)(z, mean, rng_key)
+        found = on_model(kernel, at, wide_args, wide_kwargs)(z, mean, rng_key)
     except TypeError:  # a model may need the dtype, for example for np.unpackbits
         if not widened_names:
             raise

@@ -83,7 +83,7 @@ class Chain:
             return self._untuned(potential, rng_key, z, rows, rows_state, key_gradient, num_warmup, fingerprint)
         balance = isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None
         if balance:
-            z = descend(potential, z, *random.split(key_descent), is_contiguous(self.rows))
+            z = descend(potential, z, *random.split(key_descent), contiguous=is_contiguous(self.rows))
         key_energy, key_start, key_first = random.split(key_gradient, 3)
         energies = potential.by_site(z, rows, key_energy)
         gradient_state = self.gradient.start(potential, z, key_start)
