@@ -69,7 +69,8 @@ def search(
     origins = jax.vmap(raveled)(starts)
     energies = lax.map(with_gradient(energy(0)), origins)
     origin = origins[jnp.argmin(energies)]
-    mean, log_width = map(raveled, mean_field(potential, unravel(origin), *random.split(key_descent), contiguous=contiguous))
+    key_batches, key_draws = random.split(key_descent)
+    mean, log_width = map(raveled, mean_field(potential, unravel(origin), key_batches, key_draws, contiguous))
     # if the first normal is too wide for the model, its mean does not improve; and the descent does not move from where
     # the gradient is not finite
     improved = with_gradient(energy(0))(mean) <= energies.min()
