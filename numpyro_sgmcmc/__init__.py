@@ -4,10 +4,10 @@ from numpyro_sgmcmc.diagnostics.comparison import compare
 from numpyro_sgmcmc.diagnostics.correction import corrected
 from numpyro_sgmcmc.diagnostics.coupling import couple
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
-from numpyro_sgmcmc.diagnostics.halving import step_halving
 from numpyro_sgmcmc.diagnostics.linearity import score_linearity
 from numpyro_sgmcmc.diagnostics.predict import Predictions, predict
 from numpyro_sgmcmc.diagnostics.stein import kernel_stein_discrepancy
+from numpyro_sgmcmc.diagnostics.step_halving import step_halving
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.to_arviz import to_arviz
 from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights

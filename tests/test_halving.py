@@ -28,10 +28,10 @@ from numpyro_sgmcmc import (
     step_halving,
     summary,
 )
-from numpyro_sgmcmc.diagnostics.continued import altered, last_states, potential_of
+from numpyro_sgmcmc.diagnostics.continued_chains import altered, last_states, potential_of
 from numpyro_sgmcmc.diagnostics.draws import on_model, unconstrained_draws
-from numpyro_sgmcmc.diagnostics.halving import order
 from numpyro_sgmcmc.diagnostics.monte_carlo import standard_error
+from numpyro_sgmcmc.diagnostics.step_halving import order
 
 X = models.ROWS.astype(np.float32)
 MEAN, VARIANCE = models.gaussian_posterior(X)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, init_to_value
 import pytest
 
 from numpyro_sgmcmc import (
@@ -408,6 +408,10 @@ def test_a_posterior_through_mcmc():
         ({"local": exactly, "batch_size": None}, "Give batch_size=.* leave local= out"),
         ({"local": exactly, "batch_size": N}, "Use at most 11. For all of the data leave local= and batch_size= out"),
         ({"local": exactly, "init_params": {"mu": 0.0, "u": np.zeros(N)}}, "names 'u', .* Local sites are drawn for"),
+        (
+            {"local": exactly, "init_strategy": init_to_value(values={"u": np.zeros(N)})},
+            "init_to_value names 'u', .* Lo",
+        ),
         ({"local": lambda key, local, sites, rows: {"u": rows}}, r"called as fn\(rng_key, local_sites"),
         ({"local": lambda key, local, *_: {"u": np.zeros(B, np.float32)}}, "NumPy array for 'u'"),
         ({"local": lambda key, local, *_: {"u": local["u"] * np.nan}}, r"'y and u \(drawn by local=\)'"),
@@ -577,8 +581,8 @@ def simulated_moves(h, num_steps, moves, mu, count=100_000):
     return np.stack(accepted)
 
 
-def run_of_effects(local, num_samples=50):
-    kernel = SGLD(effects, step_size=2e-4, batch_size=60, local=local, steps_per_sample=5)
+def run_of_effects(local, num_samples=50, model=effects):
+    kernel = SGLD(model, step_size=2e-4, batch_size=60, local=local, steps_per_sample=5)
     mcmc = MCMC(kernel, num_warmup=20, num_samples=num_samples, progress_bar=False)
     mcmc.run(random.key(0), jnp.asarray(MANY), init_params={"mu": jnp.asarray(0.4)})
     return mcmc
@@ -641,3 +645,84 @@ def test_a_start_that_rejects_everything_is_told(chains):
         kernel.init(key, 0, None, (jnp.asarray(MANY),), {})
     kernel = SGLD(effects, step_size=1e-4, batch_size=1, local=LocalLangevin(1.8, moves=1))  # 1 of 4 is accepted
     kernel.init(key, 0, None, (jnp.asarray(MANY),), {})
+
+
+# -- memory of the starts --------------------------------------------------------------------------------------------
+
+
+def turned(h, num_steps, moves):
+    """The slope of the end of leapfrog trajectories on a variance of 1 / 2 on their start, if all are accepted."""
+    return np.cos(num_steps * np.arccos(1 - h**2)) ** moves
+
+
+def over_relaxed(rng_key, local_sites, global_sites, rows, y):
+    """Keeps N((mu + y) / 2, 1 / 2), and the slope of the result on local_sites is -0.8."""
+    mean = (global_sites["mu"] + y[rows]) / 2
+    return {"u": mean - 0.8 * (local_sites["u"] - mean) + 0.6 * 0.5**0.5 * random.normal(rng_key, mean.shape)}
+
+
+MEMORIES = {
+    "right": (LocalHMC(0.3, num_steps=4), turned(0.3, 4, 5), 0.0, "ok"),
+    "function": (exactly, 0.0, 0.0, "ok"),
+    "small": (LocalHMC(0.02), turned(0.02, 3, 5), None, "wrong"),
+    "half_a_period": (LocalHMC(0.1, num_steps=22, moves=3), turned(0.1, 22, 3), None, "wrong"),
+    # starts N(mu, 1), so ends have the variance .8^2 + .6^2 / 2
+    "over_relaxed": (over_relaxed, -0.8, 0.64 / 0.82, "wrong"),
+    "few": (LocalHMC(0.25, num_steps=4, moves=1), turned(0.25, 4, 1), None, "doubtful"),
+}
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.every(3)
+def test_memory_of_the_starts_is_that_of_the_law(name):
+    """A step that is far too small, and a trajectory of half a period, accept everything."""
+    local, slope, share, verdict = MEMORIES[name]
+    found = summary(run_of_effects(local), jnp.asarray(MANY))
+    line = found["local_memory"]
+    assert line["value"] == pytest.approx(slope, abs=4.5 * line["error"] + 0.01)
+    assert line["error"] < 0.03 and line["where"] == "u"
+    if share is not None:  # that of the line is at the lower bound of the slope
+        assert share - 0.15 < line["share"] <= share + 0.01
+    assert line["verdict"] == verdict, line
+    if verdict != "ok":
+        assert name == "over_relaxed" or found["local_moves"]["verdict"] == "ok"
+        assert "depend on where they start" in line["advice"]
+
+
+@pytest.mark.parametrize("step_size, verdict", [(0.5, "ok"), (0.02, "wrong")])
+def test_memory_of_stored_values(step_size, verdict):
+    """One move per visit is enough, if it moves: a run visits each row 43.75 times."""
+    mcmc = run_of_effects(LocalLangevin(step_size, moves=1, start="previous"))
+    line = summary(mcmc, jnp.asarray(MANY))["local_memory"]
+    assert line["value"] == pytest.approx((1 - step_size**2) ** 43.75, abs=4.5 * line["error"] + 0.01)
+    assert line["verdict"] == verdict, line
+
+
+def test_no_memory_of_starts_that_a_function_returns():
+    """They may be good, as the exact ones are here, and then no move is needed."""
+    start = LocalHMC(0.02, start=lambda key, local, sites, rows, y: exactly(key, local, sites, rows, y))
+    assert "local_memory" not in summary(run_of_effects(start), jnp.asarray(MANY))
+
+
+def coupled(y):
+    """Two units of each row that are nearly equal, so that sweeps over single units forget their start slowly."""
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", len(y)) as rows:
+        u = numpyro.sample("u", dist.Bernoulli(0.5 * jnp.ones(2)).to_event(1))
+        numpyro.factor("equal", COUPLING * (u[:, 0] == u[:, 1]))
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+
+COUPLING = 2.0
+
+
+@pytest.mark.parametrize("sweeps, verdict", [(1, "wrong"), (5, "ok")])
+def test_memory_of_gibbs_sweeps(sweeps, verdict):
+    """
+    The first unit is drawn given the second, then the second given the first, each equal to it with probability p. So a
+    sweep multiplies the mean of the second unit by (2 p - 1)^2.
+    """
+    line = summary(run_of_effects(LocalGibbs(sweeps=sweeps), model=coupled), jnp.asarray(MANY))["local_memory"]
+    kept = np.tanh(COUPLING / 2)
+    assert line["value"] == pytest.approx(kept ** (2 * sweeps), abs=4.5 * line["error"] + 0.01), line
+    assert line["verdict"] == verdict, line

@@ -15,10 +15,10 @@ from numpyro.infer import MCMC, Gibbs
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
-from numpyro_sgmcmc.kernels import report as report_module
-from numpyro_sgmcmc.kernels.report import Bar
+from numpyro_sgmcmc.kernels import end_of_run as report_module
+from numpyro_sgmcmc.kernels.end_of_run import Bar
 from numpyro_sgmcmc.kernels.run_checks import beyond_chance, standard_error, still_falling
-from numpyro_sgmcmc.kernels.run_report import report
+from numpyro_sgmcmc.kernels.run_warnings import report
 from numpyro_sgmcmc.types import Plate
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}

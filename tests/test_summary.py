@@ -45,7 +45,7 @@ from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, error_of, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.pictures import plot_noise_spectrum
-from numpyro_sgmcmc.diagnostics.predicted import Prediction, epoch_of, gradient_pairs
+from numpyro_sgmcmc.diagnostics.predicted_inflation import Prediction, epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped

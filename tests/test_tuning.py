@@ -18,11 +18,11 @@ from scipy.stats import norm
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, Minibatch, Polynomial, settings
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, in_x, unraveler
 from numpyro_sgmcmc.tuning import newton
+from numpyro_sgmcmc.tuning.low_rank import wide_law
 from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, OUTLYING, Moments, evidence, rotation, score_limit, stretch
 from numpyro_sgmcmc.tuning.search import search
 from numpyro_sgmcmc.tuning.start import best_of_several
-from numpyro_sgmcmc.tuning.wide import wide_law
 from numpyro_sgmcmc.types import Evaluation
 
 KERNELS = [SGHMC, SGLD, SGNHT, MSGNHT]

@@ -5,8 +5,8 @@ r"""
 
 - **Location and scale**: the variances of the modes of the posterior are predicted to be
   :math:`(1 + \epsilon_k) / \lambda_k` with this step size and these minibatches
-  (:mod:`~numpyro_sgmcmc.diagnostics.predicted`). A divides mode k by :math:`\sqrt{1 + \epsilon_k}`. It does not change
-  the mean or the shape of the distribution.
+  (:mod:`~numpyro_sgmcmc.diagnostics.predicted_inflation`). A divides mode k by :math:`\sqrt{1 + \epsilon_k}`. It does
+  not change the mean or the shape of the distribution.
 - **Sandwich**, for a misspecified model: A changes the covariance :math:`\Sigma` of the draws to
   :math:`H^{-1} J H^{-1}`, with :math:`H = \Sigma^{-1} E[(z - m) \nabla U^T]` and J the sum over rows of
   :math:`(g_i - \bar g)(g_i - \bar g)^T` (White 1982; Müller 2013, section 2), by
@@ -23,7 +23,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.continued import potential_of
+from numpyro_sgmcmc.diagnostics.continued_chains import potential_of
 from numpyro_sgmcmc.diagnostics.draws import (
     Draws,
     at_draws,
@@ -33,7 +33,7 @@ from numpyro_sgmcmc.diagnostics.draws import (
     unconstrained_draws,
     unravel_of,
 )
-from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs, predicted
+from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, gradient_pairs, predicted
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.utils.validation import checked_choice
@@ -123,9 +123,11 @@ def corrected(
         what = "The covariance of the draws was made the sandwich H^-1 J H^-1, which is not that of the posterior"
     else:
         _check_constant_steps(mcmc)
-        potential = potential_of(kernel, model_args, model_kwargs)
-        pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_more)
-        law = predicted(kernel, state, draws, found.values, pairs, epoch_of(kernel, potential))
+        law = None
+        if kernel._transforms is None:  # a prediction is for NumPyro's coordinates
+            epoch = epoch_of(kernel, potential_of(kernel, model_args, model_kwargs))
+            pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_more)
+            law = predicted(kernel, state, draws, found.values, pairs, epoch)
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
                 "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "

@@ -27,7 +27,7 @@ from numpyro.infer import MCMC
 from scipy.optimize import linear_sum_assignment  # a dependency of jax
 
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.continued import altered, go_on, last_states, potential_of
+from numpyro_sgmcmc.diagnostics.continued_chains import altered, go_on, last_states, potential_of
 from numpyro_sgmcmc.diagnostics.draws import (
     TooFewDraws,
     checked_run,

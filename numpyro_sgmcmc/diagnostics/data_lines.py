@@ -1,7 +1,7 @@
 r"""
 Lines of a summary that need the data: the identities of the score (:mod:`~numpyro_sgmcmc.diagnostics.scores`), the
 configurational temperature :math:`E[(z - m) \cdot \nabla U] / d`, and the inflation that step size and minibatches
-predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted`).
+predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted_inflation`).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from numpyro_sgmcmc.diagnostics.draws import Draws
 from numpyro_sgmcmc.diagnostics.kept_lines import SMALLER, UNCERTAIN, VARIANCE, temperature_line
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective
-from numpyro_sgmcmc.diagnostics.predicted import predicted
+from numpyro_sgmcmc.diagnostics.predicted_inflation import predicted
 from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, graded
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC

@@ -1,16 +1,29 @@
 r"""
-The line of a summary for local sites that are drawn by moves: the share s of the rows whose local chain rejects every
-move. It is measured on new minibatches at draws of the run.
+The lines of a summary for local sites. Both are measured on new minibatches at draws of the run.
 
-If the chains start at the prior, such a row keeps a draw from the prior, which carries no information on the data. In a
-normal hierarchy the part of the gradient that comes from the data is then multiplied by 1 - s, and to first order the
-variance of the posterior is too large by the factor 1 / (1 - s). The score identities do not show this, because they
-use the same local values. Values of the previous visit are wrong only if no visit moves them, so s is the share of rows
-that reject the moves of all visits of the run. A function may return good starts. Then only a chain without any
-movement is wrong, as the start alone decides.
+**Memory.** Two local chains of the same row start at different values :math:`u_0, u_0'` and end at :math:`u, u'`. The
+slope of the difference of the ends on that of the starts, and the squared correlation,
+
+.. math::
+
+    \beta = \frac{E[(u - u')(u_0 - u_0')]}{E[(u_0 - u_0')^2]}, \qquad
+    \rho^2 = \beta^2 \, \frac{E[(u_0 - u_0')^2]}{E[(u - u')^2]},
+
+are 0 if the values are draws from the conditional distribution, whatever it is. If the chains start at the prior of a
+normal hierarchy, the part of the gradient that comes from the data is multiplied by :math:`1 - \beta`, so the variance
+of the posterior is too large by the factor :math:`1 / (1 - \beta)`, and the share :math:`\rho^2` of the variance of the
+local values of a row comes from their starts. A function may return good starts, whose memory does no harm.
+
+**Rejected moves.** The share s of the rows whose local chain rejects every move. Such a row keeps a draw from the
+prior, so :math:`\beta` is at least s if the other rows forget their starts. Values of the previous visit are wrong only
+if no visit moves them, so s is the share of rows that reject the moves of all visits of the run. If a function returns
+the starts, only a chain without any movement is wrong.
+
+The score identities show neither, because they use the same local values.
 """
 
 from collections.abc import Mapping
+import math
 from typing import Any
 
 import jax
@@ -21,15 +34,16 @@ import numpy as np
 from numpyro_sgmcmc.diagnostics.draws import Draws, on_model, states_of, unravel_of
 from numpyro_sgmcmc.diagnostics.kept_lines import VARIANCE
 from numpyro_sgmcmc.diagnostics.table import Line, graded
-from numpyro_sgmcmc.gradients.visits import read
+from numpyro_sgmcmc.gradients.local_tables import read
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
 from numpyro_sgmcmc.model.coordinates import raveled
 from numpyro_sgmcmc.model.local import keeps_values
-from numpyro_sgmcmc.model.local_acceptance import makes_moves, watched_draw
+from numpyro_sgmcmc.model.local_record import draws_locally, makes_moves, recorded_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
 from numpyro_sgmcmc.types import RowsState
+from numpyro_sgmcmc.utils.significance import largest_z_score
 
 PLACES = 100  # draws of the run, each with a minibatch of its own
 VISITS = 40  # at most so many visits to a row with a stored value
@@ -45,15 +59,118 @@ def local_lines(
     rng_key: jax.Array,
 ) -> dict[str, Line]:
     """
-    Empty if local sites are not drawn by moves.
+    Empty if there are no local sites.
 
     :param draws: the places to measure at. None if local values are kept: they fit the last position only.
     """
-    if not makes_moves(kernel._model):
+    if not draws_locally(kernel._model):
         return {}
+    given = kernel, state, draws, model_args, model_kwargs
+    key_memory, key_moves = random.split(rng_key)
+    lines = {}
+    if not callable(getattr(kernel._model.local, "start", None)):
+        lines["local_memory"] = _memory(*given, key_memory)
+    if makes_moves(kernel._model):
+        lines["local_moves"] = _rejected(*given, key_moves)
+    return lines
+
+
+def _memory(kernel, state, draws, model_args, model_kwargs, rng_key):
+    run = _visits(kernel, state, model_args, model_kwargs) if keeps_values(kernel._model) else 1.0
+    visits = int(min(run, VISITS))
+
+    def chain(potential, z, rows, rng_key):
+        """Start and end of local chains, which continue for all visits."""
+        first, *others = random.split(rng_key, visits)
+        begin = recorded_draw(potential, z, rows, first)
+        if not others:
+            return begin, begin.values
+        seen = jnp.ones(len(next(iter(rows.values()))))
+
+        def again(carry, key):
+            found = recorded_draw(potential, z, rows, key, (carry[0], seen))
+            return (found.stored, found.values), None
+
+        (_, values), _ = lax.scan(again, (begin.stored, begin.values), jnp.stack(others))
+        return begin, values
+
+    def at(potential, z, _, rng_key):
+        key_rows, *keys = random.split(rng_key, 3)
+        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+        (begin, ends), (other, other_ends) = (chain(potential, z, rows, key) for key in keys)
+        pairs = {name: ((begin.start[name], other.start[name]), (ends[name], other_ends[name])) for name in ends}
+        return {name: _products(begin.plates[name], *pair) for name, pair in pairs.items()}
+
+    places = max(PLACES // visits, 10)
+    found = _over_places(kernel, state, draws, model_args, model_kwargs, at, places, rng_key)
+    return _memory_line(kernel._model.local, found, run / visits)
+
+
+def _products(plates, *pairs):
+    """
+    Means over the rows of the squared difference of the starts, of its product with that of the ends, and of the sizes
+    of both differences, shape ``(4, coordinates)``. In the first two, rows whose starts differ by more than the median
+    are divided by this difference, so that one start in the tail of its prior does not decide.
+
+    :param plates: number of axes of the plates.
+    :param pairs: two starts, and two ends.
+    """
+    differences = (jnp.subtract(*(x.astype(jnp.result_type(float)) for x in pair)) for pair in pairs)
+    starts, ends = (x.reshape(math.prod(x.shape[:plates]), -1) for x in differences)
+    scale = jnp.maximum(jnp.abs(starts), jnp.median(jnp.abs(starts), 0))
+    a, b = (jnp.where(scale > 0, x / jnp.where(scale > 0, scale, 1), 0) for x in (starts, ends))
+    return jnp.stack([(a * a).mean(0), (a * b).mean(0), jnp.abs(starts).mean(0), jnp.abs(ends).mean(0)])
+
+
+def _memory_line(local, products, more):
+    """
+    :param products: local site -> those of :func:`_products` at each place, shape ``(places, 4, coordinates)``.
+    :param more: visits of the run for each that was made here.
+    """
+    names = [f"{site}[{k}]" if x.shape[2] > 1 else site for site, x in products.items() for k in range(x.shape[2])]
+    squares, mixed, starts, ends = np.moveaxis(np.concatenate(list(products.values()), 2), 1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = mixed.mean(0) / squares.mean(0)
+        error = np.sqrt(((mixed - slope * squares) ** 2).sum(0)) / squares.sum(0)
+        ratio = starts.mean(0) / ends.mean(0)  # of the widths
+    fixed = squares.mean(0) == 0  # starts that are all the same have no memory
+    slope, error = np.where(fixed, 0, slope), np.where(fixed, 0, error)
+    error, slope = error * more * np.abs(slope) ** (more - 1), np.sign(slope) * np.abs(slope) ** more
+    certain = np.maximum(np.abs(slope) - largest_z_score(len(slope), len(mixed) - 1) * error, 0)
+    share = np.nan_to_num(certain * np.where(fixed, 0, ratio), posinf=0) ** 2
+    size = np.maximum(certain, share)
+    worst = int(np.argmax(np.where(np.isnan(size), np.inf, size)))
+    return Line(
+        "memory of their starts in local values",
+        float(slope[worst]),
+        f"{slope[worst]:+.1%} +- {error[worst]:.1%} at {names[worst]}, {min(share[worst], 1):.1%} of its variance",
+        f"<= {VARIANCE[0]:.0%}",
+        graded(float(size[worst]), *VARIANCE),
+        f"the draws of {type(local).__name__} for a row depend on where they start, so they are not from its "
+        f"conditional distribution, and the posterior of the other sites is wrong: {_way_out(local)}.",
+        {
+            "where": names[worst],
+            "error": float(error[worst]),
+            "share": float(min(share[worst], 1)),
+        },
+    )
+
+
+def _way_out(local):
+    if hasattr(local, "moves"):
+        return (
+            f"more moves than {local.moves}, another step_size than {local.step_size:g} (about the width of the "
+            "conditional distribution; a trajectory must not be half a period), or a function for start="
+        )
+    if hasattr(local, "sweeps"):
+        return f"more sweeps than {local.sweeps}, or a function for start="
+    return "more moves in the function, or better starts"
+
+
+def _rejected(kernel, state, draws, model_args, model_kwargs, rng_key):
     local, kept = kernel._model.local, keeps_values(kernel._model)
     sites: tuple[str, ...] = ()
-    visits = _visits(kernel, state, model_args, model_kwargs) if kept else 1
+    visits = int(min(_visits(kernel, state, model_args, model_kwargs), VISITS)) if kept else 1
 
     def shares(potential, z, table, rng_key):
         key_rows, key_draws = random.split(rng_key)
@@ -62,46 +179,54 @@ def local_lines(
 
         def accepted(key):
             nonlocal sites
-            sites, found = watched_draw(potential, z, rows, key, before)
-            return found.mean(), found.any(0)
+            found = recorded_draw(potential, z, rows, key, before)
+            sites = tuple(found.values)
+            assert found.accepted is not None
+            return found.accepted.mean(), found.accepted.any(0)
 
         mean, moved = lax.map(accepted, random.split(key_draws, visits))
         return mean.mean(), 1 - moved.any(0).mean()
 
+    mean, still = _over_places(
+        kernel, state, draws, model_args, model_kwargs, shares, max(PLACES // visits, 10), rng_key
+    )
+    return _line(local, sites, mean, still, visits)
+
+
+def _over_places(kernel, state, draws, model_args, model_kwargs, fn, places, rng_key):
+    """
+    ``fn(potential, z, table, key)`` at draws, or at the last position of each chain if values are kept, as their table
+    fits this position only. The places are along axis 0 of the results.
+    """
+
     def at(potential, z, table, keys):
         unravel = unravel_of(potential)
-        return lax.map(lambda each: shares(potential, unravel(each[0]), table, each[1]), (z, keys))
+        return lax.map(lambda each: fn(potential, unravel(each[0]), table, each[1]), (z, keys))
 
+    if keeps_values(kernel._model):
+        chains = states_of(kernel, state)[:places]
+        each = -(-places // len(chains))
+        ways = [(np.repeat(np.asarray(raveled(chain.z))[None], each, 0), chain.gradient_state) for chain in chains]
+    else:
+        ways = [(draws.flat[:: max(1, len(draws.flat) // places)], ())]
     at_draws = on_model(kernel, at, model_args, model_kwargs)
-    places = max(PLACES // visits, 10)
-    acceptance, still = [], []
-    for k, (own, table) in enumerate(_places(kernel, state, draws, places, kept)):
-        keys = random.split(random.fold_in(rng_key, k), len(own))
-        for found, new in zip((acceptance, still), at_draws(jnp.asarray(own, jnp.result_type(float)), table, keys)):
-            found.append(np.asarray(new, float))
-    return {"local_moves": _line(local, sites, np.concatenate(acceptance), np.concatenate(still), visits)}
+    found = []
+    for k, (z, table) in enumerate(ways):
+        keys = random.split(random.fold_in(rng_key, k), len(z))
+        found.append(at_draws(jnp.asarray(z, jnp.result_type(float)), table, keys))
+    return jax.tree.map(lambda *x: np.concatenate([np.asarray(each, float) for each in x]), *found)
 
 
-def _places(kernel, state, draws, places, kept):
-    """Positions and, if values are kept, the table that belongs to them: stored values fit the last position only."""
-    if not kept:
-        every = max(1, len(draws.flat) // places)
-        return [(draws.flat[::every], ())]
-    chains = states_of(kernel, state)[:places]
-    each = -(-places // len(chains))
-    return [(np.repeat(np.asarray(raveled(chain.z))[None], each, 0), chain.gradient_state) for chain in chains]
-
-
-def _visits(kernel: SGMCMC, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any]) -> int:
-    """The number of visits to a row in the run, at most ``VISITS``."""
+def _visits(kernel, state, model_args, model_kwargs):
+    """The number of visits to a row in the run."""
     potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
     ((size, batch),) = potential.plates.values()
     steps = np.asarray(state.i, float) + 2.0**32 * np.asarray(Marks.of(state.marks).wraps, float)
-    return int(np.clip(steps.min() * batch / size, 1, VISITS))
+    return max(float(steps.min()) * batch / size, 1.0)
 
 
 def _line(local: Any, sites: tuple[str, ...], acceptance: np.ndarray, still: np.ndarray, visits: int) -> Line:
-    share, error = float(still.mean()), float(still.std() / len(still) ** 0.5)
+    share, error = max(float(still.mean()), 0.0), float(still.std() / len(still) ** 0.5)
     doubtful, wrong = OF_A_FUNCTION if callable(local.start) else VARIANCE
     names = " and ".join(map(repr, sites))
     return Line(

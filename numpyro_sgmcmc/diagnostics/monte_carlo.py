@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
-from numpyro_sgmcmc.utils.chance import largest_z_score
+from numpyro_sgmcmc.utils.significance import largest_z_score
 
 BLOCKS = 20  # blocks per chain
 TOGETHER = 256  # number of coordinates whose autocovariances are in memory at once
@@ -76,9 +76,9 @@ def r_hat(x: np.ndarray) -> np.ndarray:
 
 def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
     """
-    The limit of the largest of ``tests`` z-scores (:func:`~numpyro_sgmcmc.utils.chance.largest_z_score`). Its degrees
-    of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample
-    size if that is less, as for slow chains, whose blocks are not independent.
+    The limit of the largest of ``tests`` z-scores (:func:`~numpyro_sgmcmc.utils.significance.largest_z_score`). Its
+    degrees of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample size if that is
+    less, as for slow chains, whose blocks are not independent.
 
     :param ess: effective sample size, a number or an array.
     :return: the z-score for each ``ess``.

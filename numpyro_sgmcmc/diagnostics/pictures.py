@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.coupling import Coupled
 from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, latent_draws, unconstrained_draws
-from numpyro_sgmcmc.diagnostics.predicted import gradient_pairs
+from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.table import Summary
 
 RIGHT, WRONG, GREY = "#009E73", "#D55E00", "#999999"  # from the colour-blind-safe palette of Okabe & Ito

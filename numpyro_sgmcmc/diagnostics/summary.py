@@ -8,7 +8,7 @@ From the kept fields alone, in O(draws): how well the chains have mixed, the ref
 which is 1 for a correct sampler, and the results of the warm-up. With the data, from one new minibatch per draw: the
 identities of the score (:mod:`~numpyro_sgmcmc.diagnostics.scores`), the configurational temperature
 :math:`E[(z - m) \cdot \nabla U] / d`, which should also be 1, and the predicted inflation of the variance by step size
-and minibatches (:mod:`~numpyro_sgmcmc.diagnostics.predicted`).
+and minibatches (:mod:`~numpyro_sgmcmc.diagnostics.predicted_inflation`).
 
 The verdict is not ``ok`` only if a deviation is significant and matters: its z-score exceeds a quantile of Student's t
 for the worst of all coordinates, and the error of a mean exceeds 0.1 sd, or that of a variance 10 %. R-hat and the
@@ -34,7 +34,7 @@ from numpyro_sgmcmc.diagnostics.draws import (
 )
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines
 from numpyro_sgmcmc.diagnostics.local_lines import local_lines
-from numpyro_sgmcmc.diagnostics.predicted import epoch_of, gradient_pairs
+from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
 from numpyro_sgmcmc.kernels.state import SGMCMCState

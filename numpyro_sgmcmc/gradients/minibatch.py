@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.visits import Visits, VisitUpdate, check_table, check_visits, no_visits, read, write
+from numpyro_sgmcmc.gradients.local_tables import Visits, VisitUpdate, check_table, check_visits, no_visits, read, write
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.kernels.run_report import verdict
+from numpyro_sgmcmc.kernels.run_warnings import verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.tuner import Tuning
 from numpyro_sgmcmc.utils.validation import check_mcmc

@@ -18,12 +18,13 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
+from numpyro_sgmcmc.kernels.end_of_run import Bar
 from numpyro_sgmcmc.kernels.parts import chain_of_parts
-from numpyro_sgmcmc.kernels.report import Bar
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.kernels.validation import (
     check_fits,
     check_init_params,
+    check_init_strategy,
     check_not_mapped,
     check_resumed,
     checked_found,
@@ -230,6 +231,7 @@ class SGMCMC(MCMCKernel):
         check_fits(chain, potential, self._known, self._dense_mass, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential, batched)
+            check_init_strategy(chain.init_strategy, potential)
         on_potential = partial(
             compiled,
             model=self._model,

@@ -6,8 +6,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.kernels.end_of_run import Collected
 from numpyro_sgmcmc.kernels.monitor import Monitor, projection, squared_step
-from numpyro_sgmcmc.kernels.report import Collected
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
@@ -117,7 +117,7 @@ class SGMCMCState(NamedTuple):
 
     @property
     def monitor(self) -> Collected:
-        """The numbers collected with every draw for the checks of a run, see :mod:`~numpyro_sgmcmc.kernels.report`."""
+        """The numbers collected with every draw for the checks of :mod:`~numpyro_sgmcmc.kernels.end_of_run`."""
         batched = jnp.ndim(self.i) == 1
         chain = jnp.arange(jnp.size(self.i)) if batched else 0
         temperature = (

@@ -12,10 +12,11 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import init_to_value
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.model.coordinates import blocks_of
-from numpyro_sgmcmc.model.local_acceptance import makes_moves, watched_draw
+from numpyro_sgmcmc.model.local_record import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, is_contiguous, next_rows
@@ -111,13 +112,7 @@ def check_init_params(init_params: Any, potential: ModelPotential, batched: bool
         return
     prototype = potential.prototype
     if isinstance(init_params, Mapping):
-        unknown = init_params.keys() - prototype.keys()
-        if unknown and potential.draws_local_sites:
-            raise ValueError(
-                f"init_params names {', '.join(map(repr, sorted(unknown)))}, but the chains move the sites "
-                f"{', '.join(map(repr, prototype))} only. Local sites are drawn for each minibatch: leave them out. "
-                "Their values start where start= of LocalGibbs, LocalHMC or LocalLangevin says."
-            )
+        _check_not_local("init_params", init_params, potential)
         for name, value in init_params.items():
             shape = np.shape(value)[1:] if batched else np.shape(value)
             # NumPyro splits the first axis between several chains; here that axis is one of the site
@@ -128,6 +123,24 @@ def check_init_params(init_params: Any, potential: ModelPotential, batched: bool
                     "init_params=jax.tree.map(lambda x: jnp.stack([x] * num_chains), values)."
                 )
     check_sites("init_params", init_params, prototype, batched=batched)
+
+
+def check_init_strategy(init_strategy: Any, potential: ModelPotential) -> None:
+    """
+    :raises ValueError: for an ``init_to_value`` that names a local site, whose value would not be used.
+    """
+    if getattr(init_strategy, "func", None) is init_to_value:
+        _check_not_local("init_strategy=init_to_value", init_strategy.keywords.get("values", {}), potential)
+
+
+def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelPotential) -> None:
+    unknown = values.keys() - potential.prototype.keys()
+    if unknown and potential.draws_local_sites:
+        raise ValueError(
+            f"{argument} names {', '.join(map(repr, sorted(unknown)))}, but the chains move the sites "
+            f"{', '.join(map(repr, potential.prototype))} only. Local sites are drawn for each minibatch: leave them "
+            "out. Their values start where start= of LocalGibbs, LocalHMC or LocalLangevin says."
+        )
 
 
 def check_resumed(z: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
@@ -203,8 +216,9 @@ def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model
 
         def accepted(key):
             nonlocal sites
-            sites, found = watched_draw(potential, z, rows, key)
-            return found
+            found = recorded_draw(potential, z, rows, key)
+            sites = tuple(found.values)
+            return found.accepted
 
         return lax.map(accepted, random.split(key_draws, -(-PROPOSALS // batch))).mean()
 

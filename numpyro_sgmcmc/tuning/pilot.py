@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.coordinates import axes_of, product
-from numpyro_sgmcmc.utils.chance import largest_z_score
+from numpyro_sgmcmc.utils.significance import largest_z_score
 
 BLOCKS = 20  # blocks per round
 OUTLYING = 20.0  # maximal squared length of a sample of the noise, relative to the median

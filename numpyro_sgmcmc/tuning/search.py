@@ -10,7 +10,7 @@ progress along narrow valleys. The draws of the warm-up correct the approximatio
 (:mod:`~numpyro_sgmcmc.tuning.pilot`).
 
 If there are too many coordinates for a matrix, the second step is replaced: the mean-field normal is rescaled along a
-few directions (:mod:`~numpyro_sgmcmc.tuning.wide`).
+few directions (:mod:`~numpyro_sgmcmc.tuning.low_rank`).
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
+from numpyro_sgmcmc.tuning.low_rank import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, mean_field, with_gradient
-from numpyro_sgmcmc.tuning.wide import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
 

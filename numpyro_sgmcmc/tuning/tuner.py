@@ -21,10 +21,10 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
+from numpyro_sgmcmc.tuning.low_rank import VECTORS
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, rotation, score_limit, shortened, stretch
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
-from numpyro_sgmcmc.tuning.wide import VECTORS
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme, RowsState
 from numpyro_sgmcmc.utils import noise, trees
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.continued import altered, go_on, last_states, last_step, potential_of
+from numpyro_sgmcmc.diagnostics.continued_chains import altered, go_on, last_states, last_step, potential_of
 from numpyro_sgmcmc.diagnostics.draws import checked_run, coordinate_names, latent_draws
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded, plain

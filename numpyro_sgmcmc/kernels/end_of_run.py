@@ -19,7 +19,7 @@ import numpy as np
 
 from numpyro_sgmcmc.kernels.monitor import Monitor
 from numpyro_sgmcmc.kernels.run_checks import STUCK
-from numpyro_sgmcmc.kernels.run_report import report
+from numpyro_sgmcmc.kernels.run_warnings import report
 from numpyro_sgmcmc.types import Plate
 
 READABLE = 0.5  # seconds between two updates: numbers that change faster cannot be read
