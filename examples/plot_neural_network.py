@@ -78,11 +78,10 @@ def dense(data, depth, args):
 # ---------------
 # In every run the predictions averaged over draws are more accurate than a single draw. Their negative log-likelihood
 # is also lower, but by Jensen's inequality that holds for any predictions. ``check_averaging`` asserts both. ``check``
-# asserts that the averaged predictions have at least the accuracies ``LEAST``: with the settings of the paper at every
-# depth, and with D and h chosen on held-out rows at depth 2. The accuracies themselves, with their errors, are on the
-# page of :doc:`results </results>`. The chosen h D is so large that no momentum is left from one step to the next. A
-# single draw is no better there than with the settings of the paper, as the printed table shows: the gain comes from
-# averaging.
+# asserts that the averaged predictions have at least the accuracy ``LEAST`` at every depth, and that D and h chosen on
+# held-out rows give more accurate ones than the settings of the paper at depth 2. The accuracies themselves, with their
+# errors, are on the page of :doc:`results </results>`. The trials have one seed and a quarter of the epochs, so what
+# they choose is not the best for all epochs: the page of :doc:`measurements </measurements>` has an example.
 #
 # Euler's integrator does not fail at depth 4 and h = 1e-4, as it did in the paper. The step size at which runs stop
 # working decreases with the depth, and is nearly the same for both integrators; it is in the picture and in the printed
@@ -90,7 +89,7 @@ def dense(data, depth, args):
 # program does not claim that one of the two integrators is better, because their accuracies differ by about the errors
 # over three seeds.
 
-LEAST = {"settings of the paper": 96.0, "chosen": 97.2}  # accuracy of averaged predictions, in per cent
+LEAST = 96.0  # accuracy of averaged predictions, in per cent
 
 
 def check(result, args):
@@ -101,10 +100,11 @@ def check(result, args):
     check_steps(result)
     if args.fast or args.seed:
         return
-    for name, runs in result.lines.items():
-        least = LEAST["chosen" if runs is result.chosen else "settings of the paper"]
-        mean, _ = summary(runs)["averaged"]["accuracy"]
-        assert mean >= least, f"{name}: averaged predictions are right for {mean:.2f} %, not {least} %"
+    accuracy = {name: summary(runs)["averaged"]["accuracy"][0] for name, runs in result.lines.items()}
+    for name, mean in accuracy.items():
+        assert mean >= LEAST, f"{name}: averaged predictions are right for {mean:.2f} %, not {LEAST} %"
+    *_, chosen = accuracy  # the last line
+    assert accuracy[chosen] > accuracy["depth 2, ssi"], f"{chosen} is not better than the settings of the paper"
 
 
 def options(parser):
