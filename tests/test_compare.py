@@ -42,6 +42,16 @@ def test_what_is_off(shift, scale, key):
     np.testing.assert_allclose(found["w"][key], exact, atol=4 * found["w"][f"{key}_error"].max())
 
 
+@pytest.mark.parametrize("few_of", ["idata", "reference"])
+def test_too_few_draws_for_a_verdict(few_of):
+    rng = np.random.default_rng(2)
+    many, few = {"mu": rng.normal(size=(4, 1000))}, {"mu": rng.normal(size=(2, 10))}
+    found = compare(*((few, many) if few_of == "idata" else (many, few)))
+    assert found.verdict == "doubtful"
+    assert f"too large for a verdict: {few_of} has only" in found["mu"]["advice"]
+    assert compare(many, {"mu": rng.normal(size=(4, 100))}).verdict == "right"
+
+
 def test_what_may_be_compared():
     """The same draws as a dict, as ArviZ keeps them, and in the MCMC object; the unit is that of the reference."""
     mcmc = run(SGLD(models.gaussian, step_size=0.2 * VARIANCE, steps_per_sample=5), num_samples=50)

@@ -54,7 +54,7 @@ def told(run):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run()
-    ours = ("refused every step", "kinetic temperature", "other data")
+    ours = ("refused every step", "have a refused step", "kinetic temperature", "other data")
     found = [w for w in caught if any(words in str(w.message) for words in ours)]
     assert all(w.filename == __file__ for w in found), "a warning points to the user's line"
     return [str(w.message) for w in found]
@@ -211,6 +211,17 @@ class State(NamedTuple):
     refused: Any
 
 
+class Found(NamedTuple):
+    num_steps: Any
+
+
+class TunedState(NamedTuple):
+    i: Any
+    marks: Any
+    refused: Any
+    tuning: Any
+
+
 def test_the_bar_tells_of_the_state_before(monkeypatch):
     clock = iter(range(100))  # a second from look to look
     monkeypatch.setattr(report_module.time, "monotonic", lambda: next(clock))
@@ -238,7 +249,16 @@ def test_the_bar_tells_of_rows(monkeypatch):
     assert shown(bar, 10) == ""  # another chain
     shown(bar, 5, wraps=1)
     assert shown(bar, 6, wraps=1) == f"{(2**32 + 5) * 100:.3g} rows, {(2**32 + 5) / 10:.3g} passes, 4.29e+11 rows/s"
-    bar.begin({})  # a model without plates
+    tuned = [
+        TunedState(jnp.uint32(i), jnp.zeros(4, jnp.uint32), jnp.int32(0), Found(jnp.int32(7))) for i in (0, 20, 40)
+    ]
+    bar.begin({})  # a model without plates, and a kernel that has chosen its steps
+    for state in tuned:
+        clock[0] += 1
+        text = bar(jax.block_until_ready(state))
+    assert text == "7 steps per draw"
+    bar = Bar()
+    bar.begin({})
     assert [shown(bar, steps) for steps in (0, 20, 50)] == [""] * 3
 
 
@@ -432,3 +452,21 @@ def test_right_runs_end_without_a_warning(runs):
     for seed in range(runs):
         found += told_of_doubts(lambda seed=seed: mcmc.run(random.key(seed), X, Y, init_params=at(NEAR)))
     assert found == []
+
+
+@pytest.mark.parametrize("wrong, expected", [(40, 1), (4, 0)])
+def test_a_share_of_draws_with_a_refused_step(wrong, expected):
+    """One row in `N / wrong` gives NaN where z > 0; a step that uses it is refused, and the next is not."""
+
+    def model(x):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(x)) as rows:
+            numpyro.factor("x", jnp.where((x[rows] > 0) & (z > 0), jnp.nan, 0.0))
+
+    x = (np.arange(1000) < wrong).astype(np.float32)
+    kernel = SGHMC(model, step_size=0.1, friction=1.0, steps_per_sample=3, batch_size=4)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=500, progress_bar=False)
+    found = told(lambda: mcmc.run(random.key(0), x, init_params={"z": -1.0}))
+    share = np.asarray(mcmc.get_extra_fields()["diverging"]).mean()
+    assert (share > 0.2) == expected
+    assert [m.startswith(f"{share:.0%} of the draws have a refused step") for m in found] == [True] * expected

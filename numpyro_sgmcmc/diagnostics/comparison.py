@@ -16,6 +16,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws
+from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
 
@@ -26,7 +27,8 @@ TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15), "quantile": (0.15, 0.4)}  #
 def compare(idata: Any, reference: Any) -> Summary:
     """
     Differences of means, standard deviations and quantiles from a reference, in units of its standard deviation, with
-    the Monte Carlo errors of both sides.
+    the Monte Carlo errors of both sides. A site is ``wrong`` or ``doubtful`` if a difference is significant and exceeds
+    its bound, and ``doubtful`` if the standard error of a mean exceeds 0.15, which is too large for a verdict.
 
     :param idata: an :class:`~numpyro.infer.MCMC` that has run, ArviZ's ``InferenceData`` or ``DataTree`` with a group
         ``posterior``, or a dict from sites to arrays of shape ``(chains, draws, ...)``.
@@ -110,14 +112,18 @@ def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
             where = f"{key}{list(index)}" if index else key
             worst = max(worst, (verdict, size, where, float(error[index])), key=lambda w: (ORDER.index(w[0]), w[1]))
     verdict, size, where, error = worst
+    advice = "the draws have another distribution than the reference."
+    largest = float(np.max(details["mean_error"], initial=0))
+    if verdict == "ok" and not largest <= UNCERTAIN:
+        verdict = "doubtful"
+        fewer = "reference" if effective(theirs).min() < effective(ours).min() else "idata"
+        few = min(effective(x).min() for x in (ours, theirs))
+        advice = (
+            f"the standard error of a mean is {largest:.2f} sd, which is too large for a verdict: {fewer} has only "
+            f"{few:.0f} effective draws."
+        )
     return Line(
-        name,
-        size,
-        f"{size:.3f} +- {error:.3f}, {where}",
-        "mean .1, sd .05, quantiles .15",
-        verdict,
-        "the draws have another distribution than the reference.",
-        details,
+        name, size, f"{size:.3f} +- {error:.3f}, {where}", "mean .1, sd .05, quantiles .15", verdict, advice, details
     )
 
 

@@ -138,6 +138,9 @@ def _identity(
         f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, to first order: "
         f"{SMALLER}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) shows more."
     )
+    shown = f"{effect.format(shifted[worst])[4:].replace(' is', '')} (+- {mixed_error[worst]:.2g})"
+    if both[worst] <= limit[worst]:
+        shown += ", not significant"
     error = float(np.median(mixed_error))
     if verdict == "ok" and not error <= UNCERTAIN:
         verdict = "doubtful"
@@ -145,7 +148,7 @@ def _identity(
     return Line(
         name,
         float(both[worst]),
-        f"z = {both[worst]:.1f} at {draws.names[worst]}, {effect.format(shifted[worst])[4:].replace(' is', '')}",
+        f"z = {both[worst]:.1f} at {draws.names[worst]}, {shown}",
         f"z <= {limit[worst]:.1f}, or less than {tolerance[0]:.0%}",
         verdict,
         advice,

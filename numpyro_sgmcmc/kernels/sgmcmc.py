@@ -18,6 +18,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
+from numpyro_sgmcmc.kernels.data_checks import check_codes, check_finite
 from numpyro_sgmcmc.kernels.end_of_run import Bar
 from numpyro_sgmcmc.kernels.parts import chain_of_parts
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, raw_key, stream
@@ -206,7 +207,8 @@ class SGMCMC(MCMCKernel):
         model_kwargs: Mapping[str, Any] | None,
     ) -> SGMCMCState:
         """
-        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys. Costs O(batch).
+        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys. Costs O(batch), and one look
+        at each array for values that are not finite.
 
         :param init_params: unconstrained values for some or all sites (constrained values in a block of
             :class:`~numpyro.infer.Gibbs`, as is its convention); the other sites start by ``init_strategy``.
@@ -232,6 +234,7 @@ class SGMCMC(MCMCKernel):
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential, batched)
             check_init_strategy(chain.init_strategy, potential)
+        check_codes(potential, model_args, model_kwargs)
         on_potential = partial(
             compiled,
             model=self._model,
@@ -246,10 +249,11 @@ class SGMCMC(MCMCKernel):
         )
         state, energies = start(rng_key, init_params)
         if not isinstance(rng_key, Tracer):
+            z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
+            check_finite(on_potential, potential, z, stream(key, PROBE), model_args, model_kwargs)
             check_energies(energies)
             first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
             self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
-            z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
             warn_of_local_moves(on_potential, potential, self._model, z, stream(key, PROBE))
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # in a map over chains the energies have no values; those of another start, made here, have

@@ -4,7 +4,7 @@ index.
 
 This is a forward pass over the equations of a jaxpr, with calls inlined. *Row numbers* that are copied, cast, broadcast
 or reshaped remain row numbers. The result of arithmetic on them (``rows + 1``) is *computed* numbers, and the result of
-a look-up (``group[rows]``) is data, which may index anything.
+a look-up (``group[rows]``) is data. Data that index another array (``effect[group[rows]]``) are *codes*.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,16 +30,19 @@ class Fact(NamedTuple):
     negative_in: str | None = None  # the plate, if the value is a mask of its negative row numbers
     columns: tuple["Fact", ...] = ()  # for index vectors: the facts about each component
     argument: str = ""  # for data: the name of the argument of the model, or CLOSED_OVER
+    codes: str = ""  # the argument, if the value consists of elements of it, from all of its columns
+    negative_codes: str = ""  # the argument, if the value is a mask of its negative elements
 
 
 class Lookup(NamedTuple):
-    """An array indexed along ``dim`` by numbers that come from a plate, one element at a time."""
+    """An array indexed along ``dim`` by numbers that come from a plate, or by codes, one element at a time."""
 
-    plate: str
+    plate: str  # empty for codes
     exact: bool  # by row numbers, not by numbers computed from them
     shape: tuple[int, ...]
     dim: int
     argument: str
+    codes: str = ""  # the argument whose elements are the index
 
 
 def follow(
@@ -88,19 +91,31 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
     if eqn.primitive in _COPIES:
         return inputs
     if eqn.primitive in _RESHAPES:
-        return [Fact(depends, inputs[0].row_of, inputs[0].computed_from)] * len(eqn.outvars)
+        part = eqn.primitive is prim.slice_p and eqn.invars[0].aval.ndim > 1  # perhaps of some columns only
+        codes = "" if part else _codes(inputs[0])
+        return [Fact(depends, inputs[0].row_of, inputs[0].computed_from, codes=codes)] * len(eqn.outvars)
     if eqn.primitive is prim.concatenate_p:
         return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
     if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
-        return [Fact(depends, negative_in=inputs[0].row_of)]
+        return [Fact(depends, negative_in=inputs[0].row_of, negative_codes=_codes(inputs[0]))]
     if eqn.primitive is prim.select_n_p and inputs[0].negative_in and inputs[0].negative_in == inputs[1].row_of:
         return [inputs[1]]  # select(i < 0, i, i + N): how JAX reads an index from the end
+    if eqn.primitive is prim.select_n_p and inputs[0].negative_codes and inputs[0].negative_codes == _codes(inputs[1]):
+        return [inputs[1]]
+    codes = ""
     if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
         lookups.extend(_lookups(eqn, inputs))
         inputs = inputs[:1]  # the result does not count as computed from the index
+        if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:
+            codes = _codes(inputs[0])
     sources = _sources(inputs)
     integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
-    return [Fact(depends, computed_from=sources if integer else frozenset()) for integer in integers]
+    return [Fact(depends, computed_from=sources, codes=codes) if integer else Fact(depends) for integer in integers]
+
+
+def _codes(fact: Fact) -> str:
+    """The argument of the model that a value consists of."""
+    return fact.codes or (fact.argument if fact.argument != CLOSED_OVER else "")
 
 
 def _of_one_step(eqn: Any, body: Any, inputs: list[Fact]) -> list[Fact]:
@@ -131,9 +146,12 @@ def _lookups(eqn: Any, inputs: list[Fact]) -> list[Lookup]:
         columns = inputs[1].columns or (inputs[1],) * len(dims)
     else:
         dims, columns = range(len(shape)), inputs[1:]
-    return [
+    single = [(dim, column) for dim, column in zip(dims, columns) if eqn.params["slice_sizes"][dim] == 1]  # no windows
+    by_rows = [
         Lookup(plate, plate == column.row_of, shape, dim, array.argument)
-        for dim, column in zip(dims, columns)
-        if eqn.params["slice_sizes"][dim] == 1  # skip windows, which are longer
+        for dim, column in single
         for plate in _sources([column])
+    ]
+    return by_rows + [
+        Lookup("", False, shape, dim, array.argument, _codes(column)) for dim, column in single if _codes(column)
     ]

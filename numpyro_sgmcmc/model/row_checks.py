@@ -37,8 +37,9 @@ def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
     :raises ValueError: for an array whose length is not that of the plate that indexes it.
     """
     # for a series of T numbers: y[rows] and y[rows + 1] in a plate of T - 1
-    shifted = {(lookup.plate, lookup.shape[lookup.dim]) for lookup in cut.lookups if not lookup.exact}
-    for plate, exact, shape, dim, argument in cut.lookups:
+    by_rows = [lookup for lookup in cut.lookups if not lookup.codes]
+    shifted = {(lookup.plate, lookup.shape[lookup.dim]) for lookup in by_rows if not lookup.exact}
+    for plate, exact, shape, dim, argument, _ in by_rows:
         length, size = shape[dim], plates[plate].size
         wrong_length = length < size or (length > size and argument)
         if exact and wrong_length and (plate, length) not in shifted:

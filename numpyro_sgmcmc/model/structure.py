@@ -47,7 +47,7 @@ class Structure(NamedTuple):
     in_scan: Mapping[str, tuple[int, int | None]]  # the same for plates inside `scan`
     randomised: bool
     left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate but are outside it
-    lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate
+    lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate, or by data
 
     @property
     def latents(self) -> dict[str, Site]:

@@ -1,0 +1,134 @@
+"""Values of the data that a run would not show: codes beyond an array, and rows whose energy is not finite."""
+
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_sgmcmc import SGHMC
+
+N = 300
+rng = np.random.default_rng(0)
+X = rng.normal(size=(N, 3)).astype(np.float32)
+Y = rng.normal(size=N).astype(np.float32)
+CODES = np.repeat(np.arange(3), N // 3)
+WORDS = rng.integers(0, 5, (N, 6))
+
+
+def started(model, *args, **options):
+    SGHMC(model, batch_size=20, step_size=1e-3, friction=10.0).init(random.key(0), 0, None, args, options)
+
+
+def groups(y, group):
+    with numpyro.plate("groups", 3):
+        effect = numpyro.sample("effect", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(effect[group[rows]], 1), obs=y[rows])
+
+
+def shifted(y, group):
+    with numpyro.plate("groups", 3):
+        effect = numpyro.sample("effect", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(effect[group[rows] - 1], 1), obs=y[rows])
+
+
+def two_ways(y, codes):
+    effect = numpyro.sample("effect", dist.Normal(0, 1).expand([3, 5]).to_event(2))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(effect[codes[rows, 0], codes[rows][:, 1]], 1), obs=y[rows])
+
+
+def bag(y, words):
+    weight = numpyro.sample("weight", dist.Normal(0, 1).expand([5]).to_event(1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(weight[words[rows]].sum(1), 1), obs=y[rows])
+
+
+def regression(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1), obs=y[rows])
+
+
+def censored(low, y):
+    """Bounds may be infinite."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        above = jnp.where(jnp.isfinite(low[rows]), jnp.clip(low[rows], -9, 9), -9)
+        numpyro.sample("y", dist.Normal(mu, 1), obs=jnp.maximum(y[rows], above))
+
+
+def masked(X, y):
+    """NaN in the value of a masked site is harmless, and in its parameters makes the gradient NaN."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)) as rows:
+        known = jnp.isfinite(y[rows]) & jnp.isfinite(X[rows]).all(1)
+        with numpyro.handlers.mask(mask=known):
+            numpyro.sample("y", dist.Normal(X[rows] @ w, 1), obs=jnp.where(jnp.isfinite(y[rows]), y[rows], 0.0))
+
+
+def changed(x, index, value):
+    x = np.array(x)
+    x[index] = value
+    return x
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    "model, codes, message",
+    [
+        (groups, CODES, None),
+        (groups, CODES.astype(np.uint8), None),
+        (groups, CODES - 3, None),  # an index from the end, as in Python
+        (shifted, CODES + 1, None),
+        (groups, changed(CODES, 250, 3), "argument 2 has values from 0 to 3, and indexes an array with 3 elements"),
+        (groups, changed(CODES, 250, -4), "argument 2 has values from -4 to 2"),
+        (bag, WORDS, None),
+        (bag, changed(WORDS, (250, 4), 5), "argument 2 has values from 0 to 5, and indexes an array with 5 elements"),
+        (two_ways, np.stack([CODES, WORDS[:, 0]], 1), None),  # 5 values of the second column, 3 of the first
+    ],
+)
+def test_codes_beyond_an_array(model, codes, message, array):
+    if message is None:
+        return started(model, Y, array(codes))
+    with pytest.raises(ValueError, match=message):
+        started(model, Y, array(codes))
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    "model, first, y, message",
+    [
+        (regression, X, changed(Y, [250, 260], np.nan), "argument 2 is not finite in 2 of its 300 rows, .* row 250"),
+        (
+            regression,
+            changed(X, (3, 1), np.inf),
+            Y,
+            "argument 1 is not finite in 1 of .* row 3. There the energy of si",
+        ),
+        (censored, np.where(CODES > 0, -np.inf, 0.0), Y, None),
+        (masked, X, changed(Y, 250, np.nan), None),
+        (masked, changed(X, (250, 1), np.nan), Y, "argument 1 is not finite .* row 250. There the gradient is not"),
+    ],
+)
+def test_rows_that_are_not_finite(model, first, y, message, array):
+    """The first minibatch contains none of them, or one."""
+    if message is None:
+        return started(model, array(first), array(y))
+    with pytest.raises(ValueError, match=message):
+        started(model, array(first), array(y))
+
+
+def test_the_name_of_a_keyword():
+    with pytest.raises(ValueError, match="y= is not finite in 1 of its 300 rows"):
+        started(regression, X, y=changed(Y, 250, np.nan))
+
+
+def test_chunks(monkeypatch):
+    """Rows are looked at in chunks, and counted over all of them."""
+    monkeypatch.setattr("numpyro_sgmcmc.kernels.data_checks.CHUNK", 7)
+    with pytest.raises(ValueError, match="argument 1 is not finite in 3 of its 300 rows, the first is row 49"):
+        started(regression, changed(X, ([49, 50, 299], 1), np.nan), Y)
