@@ -428,8 +428,8 @@ def test_kernels_are_frozen(name):
 # -- energies that are not finite ----------------------------------------------------------------------------------
 
 
-def test_a_first_batch_that_is_not_finite_is_named_by_site():
-    with pytest.raises(ValueError, match="energy at the start is not finite at site 'y'"):
+def test_data_that_are_not_finite_are_named_by_site():
+    with pytest.raises(ValueError, match="the energy of site 'y' is not finite"):
         start(good, data=np.full(N, np.nan))
 
 
@@ -450,7 +450,7 @@ def test_a_bad_row_met_later_is_a_refused_step():
     kernel = SGLD(good, step_size=1e-3, batch_size=1, init_strategy=init_to_value(values={"mu": 0.0}))
     state = kernel.init(random.key(1), 0, None, (Y,), {})
     first = kernel.rows(state.rows_state.rng_key, jnp.array(0), N, 1)
-    y[(int(first[0]) + 1) % N] = np.nan  # any row but that of the first batch
+    y[(int(first[0]) + 1) % N] = 1e30  # any row but that of the first batch; its energy is infinite
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one refused step in 12 is no chain that stands still
         mcmc = run(kernel, y, num_samples=10 * N - 1)  # ten epochs, but for the batch that init has used

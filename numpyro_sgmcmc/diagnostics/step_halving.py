@@ -144,7 +144,7 @@ def _check_batches(plates: Any, gradient: Any) -> None:
         if 2 * plate.batch_size >= plate.size:
             raise ValueError(
                 f'vary="batch_size": twice the batch_size {plate.batch_size} of plate {name!r} is not below its '
-                f"{plate.size} rows. Compare with a run on all rows (batch_size=None)."
+                f"{plate.size} rows. Compare with a run on all rows (batch_size={{}})."
             )
 
 

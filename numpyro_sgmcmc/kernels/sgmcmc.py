@@ -71,7 +71,7 @@ class SGMCMC(MCMCKernel):
         coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. ``Polynomial(None, b, gamma)`` decreases from the chosen
         step size.
     :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model; if none is declared and ``step_size`` is None, 500 rows or 2 per coordinate.
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 per coordinate. ``{}``: all rows.
     :param int steps_per_sample: integrator steps per draw, in one compiled loop. None: 1, or chosen together with the
         step size.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: uniform on (-2, 2); if the warm-up chooses the step

@@ -91,14 +91,12 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
 def _all_rows(name: str, chosen: Mapping[str, int], size: int, local: bool) -> str:
     """What to do if all rows of a plate are wanted."""
     rest = {plate: n for plate, n in chosen.items() if plate != name}
-    if rest:
-        return f"Leave {name!r} out for all of its rows: batch_size={rest}."
-    if local:
+    if local and not rest:
         return (
             f"Use at most {size - 1}. For all of the data leave local= and batch_size= out: the local sites are then "
             "sampled like the others."
         )
-    return "Use batch_size=None for all of the data."
+    return f"Leave {name!r} out for all of its rows: batch_size={rest}."
 
 
 def check_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mapping[str, Any]) -> None:

@@ -66,7 +66,7 @@ def _count(what: str, n: Any, otherwise: str) -> int:
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
         raise TypeError(f"{what}={n!r} must be an integer number of rows{otherwise}.")
     if n < 1:
-        raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size=None uses all of the data.")
+        raise ValueError(f"{what}={n}: a minibatch needs at least one row; batch_size={{}} uses all of the data.")
     return int(n)
 
 
