@@ -452,6 +452,8 @@ FAULTS = [
     Fault("report: refused steps that are not in a row", "run_checks", "OFTEN = 0.2", "OFTEN = 1.0",
           "test_report:share_of"),
     Fault("compare: right with few draws", "comparison", "not largest <= UNCERTAIN", "False", "test_compare:too_few"),
+    Fault("arguments: only Python's numbers are no array", "checks", "numbers = int, float, str, np.generic",
+          "numbers = int, float, str", "test_data_checks:numpy_numbers"),
     Fault("codes: columns of codes count as one", "dataflow",
           'if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:', "if True:", "test_data_checks:codes"),
     Fault("codes: slices count as all columns", "dataflow",

@@ -132,3 +132,33 @@ def test_chunks(monkeypatch):
     monkeypatch.setattr("numpyro_sgmcmc.kernels.data_checks.CHUNK", 7)
     with pytest.raises(ValueError, match="argument 1 is not finite in 3 of its 300 rows, the first is row 49"):
         started(regression, changed(X, ([49, 50, 299], 1), np.nan), Y)
+
+
+def test_what_the_model_was_run_with():
+    """An error of the user's model names the arguments, their dtypes and shapes."""
+    with pytest.raises(TypeError) as caught:
+        started(regression, Y, X)
+    (note,) = (note for note in caught.value.__notes__ if note.startswith("numpyro_sgmcmc"))
+    assert note == "numpyro_sgmcmc ran the model with argument 1: float32 (300,), argument 2: float32 (300, 3)."
+
+
+def test_a_list_of_numpy_numbers():
+    with pytest.raises(ValueError, match="argument 1 is a list, .* np.asarray"):
+        started(regression, list(Y), Y)
+
+
+def test_data_that_were_not_passed():
+    def model(y=None):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", N) as rows:
+            numpyro.sample("y", dist.Normal(mu, 1), obs=None if y is None else y[rows])
+
+    with pytest.raises(ValueError, match="If 'y' should be data, their obs= is None"):
+        started(model)
+
+
+def test_all_rows():
+    """``{}`` names no plate, and then none is minibatched, in a kernel that chooses its settings too."""
+    kernel = SGHMC(regression, batch_size={})
+    assert kernel._potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates == {}
+    assert SGHMC(regression)._potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates["rows"].batch_size == 500

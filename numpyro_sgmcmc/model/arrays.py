@@ -11,6 +11,8 @@ import numpy as np
 from numpyro_sgmcmc.model.on_disk import OnDisk
 from numpyro_sgmcmc.model.row_array import RowArray
 
+MOST_NAMES = 8  # arguments that an error lists
+
 
 class Indexable(np.ndarray):
     """
@@ -74,6 +76,16 @@ def _name(path: Any) -> str:
     _, first, *rest = path
     top = f"{first.key}=" if isinstance(first, jax.tree_util.DictKey) else f"argument {first.idx + 1}"
     return top + jax.tree_util.keystr(tuple(rest))
+
+
+def described(args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """The arrays among the arguments with their dtypes and shapes, at most ``MOST_NAMES`` of them."""
+    arrays = [
+        f"{name}: {leaf.dtype} {tuple(leaf.shape)}"
+        for name, leaf in named_leaves(args, kwargs)
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    ]
+    return ", ".join(arrays[:MOST_NAMES]) + (", ..." if len(arrays) > MOST_NAMES else "")
 
 
 def without_data(args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:

@@ -141,8 +141,9 @@ def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: TypeError) -> No
     odd = not_an_array(args, kwargs)
     if odd:
         raise ValueError(
-            f"{odd}, which cannot be indexed by traced rows. Pass an array of numbers: np.asarray(x), "
-            f"x.to_numpy(float). The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            f"{odd}, which cannot be indexed by the rows of a minibatch. Pass an array of numbers: np.asarray(x) for a "
+            "list, x.to_numpy(float) for a column of a data frame, np.unique(x, return_inverse=True)[1] for labels. "
+            f"The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from error
 
 
@@ -152,7 +153,8 @@ def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> str:
     for name, arg in named:
         if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
             return f"{name} is an array of dtype {arg.dtype}"
-        plain = isinstance(arg, (list, tuple)) and any(isinstance(x, (int, float, str)) for x in jax.tree.leaves(arg))
+        numbers = int, float, str, np.generic
+        plain = isinstance(arg, (list, tuple)) and any(isinstance(x, numbers) for x in jax.tree.leaves(arg))
         if plain or type(arg).__module__.partition(".")[0] in ("pandas", "polars"):
             return f"{name} is a {type(arg).__name__}"
     return ""

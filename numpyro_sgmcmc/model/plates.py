@@ -80,12 +80,18 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
                 raise ValueError(local_message(name, plate))
         raise ValueError(
             f"batch_size={batch_size} needs a plate with observed sites, but none of {_known(structure)} has any. "
-            "Observe the data inside their plate, so that they are scaled to all of its rows."
+            "Observe the data inside their plate, so that they are scaled to all of its rows." + _without_obs(structure)
         )
     raise ValueError(
         f"batch_size={batch_size} is ambiguous: the plates {', '.join(map(repr, candidates))} all have observed sites. "
         f"Name one: batch_size={{{candidates[0]!r}: {batch_size}}}."
     )
+
+
+def _without_obs(structure: Structure) -> str:
+    """A hint at data that were not passed to the model."""
+    inside = [name for name, site in structure.latents.items() if site.plates]
+    return f" If {' and '.join(map(repr, inside))} should be data, their obs= is None: pass them." if inside else ""
 
 
 def _all_rows(name: str, chosen: Mapping[str, int], size: int, local: bool) -> str:

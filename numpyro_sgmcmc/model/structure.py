@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
 from numpyro.infer import init_to_sample
 
-from numpyro_sgmcmc.model.arrays import named_leaves, without_data
+from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, follow
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
@@ -134,6 +134,7 @@ def _abstract_run(
                 "numpyro_sgmcmc ran the model with all rows of its plates. Pass the whole data, not a minibatch of it "
                 f"(the model declares subsample_size={declared})."
             )
+        error.add_note(f"numpyro_sgmcmc ran the model with {described(args, kwargs) or 'no arrays'}.")
         raise
     # dicts are flattened in the order of their keys
     inputs = [Fact(frozenset([name]), row_of=name) for name in sorted(rows)]
