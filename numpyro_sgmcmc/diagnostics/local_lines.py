@@ -141,7 +141,7 @@ def _memory_line(local, products, more):
     size = np.maximum(certain, share)
     worst = int(np.argmax(np.where(np.isnan(size), np.inf, size)))
     return Line(
-        "memory of their starts in local values",
+        "memory of the starts of local chains",
         float(slope[worst]),
         f"{slope[worst]:+.1%} +- {error[worst]:.1%} at {names[worst]}, {min(share[worst], 1):.1%} of its variance",
         f"<= {VARIANCE[0]:.0%}",
