@@ -449,8 +449,6 @@ FAULTS = [
           "slope = mixed.mean(0) / ends.mean(0) ** 2", "test_local:memory"),
     Fault("local memory: one visit for all", "local_lines", "visits = int(min(run, VISITS))", "visits = 1; run = 1.0",
           "test_local:memory"),
-    Fault("report: refused steps that are not in a row", "run_checks", "OFTEN = 0.2", "OFTEN = 1.0",
-          "test_report:share_of"),
     Fault("compare: right with few draws", "comparison", "not largest <= UNCERTAIN", "False", "test_compare:too_few"),
     Fault("arguments: only Python's numbers are no array", "checks", "numbers = int, float, str, np.generic",
           "numbers = int, float, str", "test_data_checks:numpy_numbers"),

@@ -382,7 +382,7 @@ def test_trap_28_a_table_is_written_in_place(per, chains):
 def test_a_refused_step_writes_nothing():
     x = jnp.asarray(ARGS[0]).at[5].set(jnp.nan)
     kernel = make(SAGA(init="zeros"), rows=WithoutReplacement())
-    state = kernel.init(random.key(1), 0, Z, (x, ARGS[1]), {})
+    state = kernel.init(random.key(1), 0, Z, ARGS, {})  # the start would refuse the other data
     step = jax.jit(lambda s: kernel.sample(s, (x, ARGS[1]), {}))
     refused = 0
     for _ in range(24):
@@ -401,7 +401,7 @@ def test_rows_that_are_not_finite_do_not_spoil_a_sum_of_slopes():
     """Their slopes stay zero, but zero times NaN would be none."""
     x = jnp.asarray(ARGS[0]).at[5].set(jnp.nan)
     kernel = make(SAGA("linear", init="zeros"), rows=WithoutReplacement(), steps_per_sample=12)
-    state = jax.jit(lambda s: kernel.sample(s, (x, ARGS[1]), {}))(kernel.init(random.key(1), 0, Z, (x, ARGS[1]), {}))
+    state = jax.jit(lambda s: kernel.sample(s, (x, ARGS[1]), {}))(kernel.init(random.key(1), 0, Z, ARGS, {}))
     assert np.isfinite(state.gradient_state.total["weights"]).all()
 
 

@@ -27,7 +27,6 @@ class Monitor(NamedTuple):
     - **inflation** - relative inflation of the variance that the warm-up predicts; 0 if the step size was given.
     - **gradient**, **virial**, **r_hat** - the worst scores of the check at the end of the warm-up, see
       :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 if there was none.
-    - **diverging** - whether a step of the transition was refused.
     """
 
     chain: Any
@@ -45,7 +44,6 @@ class Monitor(NamedTuple):
     gradient: Any
     virial: Any
     r_hat: Any
-    diverging: Any
 
 
 def projection(position: Any, batched: bool) -> jax.Array:

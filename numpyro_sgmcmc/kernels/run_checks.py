@@ -10,7 +10,6 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size
 
 STUCK = 100  # steps refused in a row after which a chain is reported
-OFTEN = 0.2  # share of draws with a refused step that is reported
 HOT, COLD = 2.0, 0.5  # mean kinetic temperatures of a run that are always reported
 CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
 ENOUGH = 30  # effective draws needed for a reliable standard error

@@ -15,7 +15,6 @@ from numpyro_sgmcmc.kernels.run_checks import (
     MIXED,
     NEVER_MIXED,
     OFF,
-    OFTEN,
     STUCK,
     beyond_chance,
     known_temperatures,
@@ -51,12 +50,6 @@ def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
             f"{_chains(stuck, refused)} refused every step for a while (up to {refused.max()} in a row), because "
             f"these steps led to values that are not finite or out of the support; step_size is {h:.3g}. Use a smaller "
             "step_size, or check the data for values that are not finite."
-        )
-    elif (share := float(np.asarray(monitor.diverging)[kept].mean())) > OFTEN:
-        _warn(
-            f"{share:.0%} of the draws have a refused step, which led to values that are not finite or out of the "
-            f"support; step_size is {h:.3g}. Use a smaller step_size, or check the data for values that are not "
-            "finite. A support is better written as a constraint of a distribution than as factor(-inf)."
         )
     T = off_temperature(known_temperatures(monitor.temperature), np.delete(np.arange(len(refused)), stuck))
     if T:

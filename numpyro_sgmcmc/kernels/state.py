@@ -131,6 +131,6 @@ class SGMCMCState(NamedTuple):
         if isinstance(self.temperature, BySteps):
             jump = squared_step(self.phase.z, self.last_finite, self.step_size, batched)
         own = chain, self.refused, temperature, self.step_size, changed, self.potential_estimate, place, jump
-        monitor = Monitor(*own, *found, diverging=self.diverging)
+        monitor = Monitor(*own, *found)
         chains = jnp.size(self.i) if batched else 1
         return Collected.of(monitor, chains, sum(map(jnp.size, jax.tree.leaves(self.phase.z))) // chains)
