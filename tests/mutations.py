@@ -456,6 +456,8 @@ FAULTS = [
           'if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:', "if True:", "test_data_checks:codes"),
     Fault("codes: slices count as all columns", "dataflow",
           "eqn.primitive is prim.slice_p and eqn.invars[0].aval.ndim > 1", "False", "test_data_checks:codes"),
+    Fault("codes: filled ones refused", "dataflow", "(GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP)", "()",
+          "test_data_checks:codes"),
     Fault("codes: from the end refused", "data_checks", "low < -size", "low < 0", "test_data_checks:codes"),
     Fault("finite rows: the first minibatch alone", "data_checks", "jnp.maximum(last, wrong[0])", "last",
           "test_data_checks:not_finite"),

@@ -47,6 +47,14 @@ def bag(y, words):
         numpyro.sample("y", dist.Normal(weight[words[rows]].sum(1), 1), obs=y[rows])
 
 
+def padded(y, words):
+    """A word that is not in the vocabulary has the weight 0."""
+    weight = numpyro.sample("weight", dist.Normal(0, 1).expand([5]).to_event(1))
+    with numpyro.plate("rows", len(y)) as rows:
+        total = weight.at[words[rows]].get(mode="fill", fill_value=0.0).sum(1)
+        numpyro.sample("y", dist.Normal(total, 1), obs=y[rows])
+
+
 def regression(X, y):
     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
     with numpyro.plate("rows", len(y)) as rows:
@@ -88,6 +96,7 @@ def changed(x, index, value):
         (groups, changed(CODES, 250, -4), "argument 2 has values from -4 to 2"),
         (bag, WORDS, None),
         (bag, changed(WORDS, (250, 4), 5), "argument 2 has values from 0 to 5, and indexes an array with 5 elements"),
+        (padded, changed(WORDS, (250, 4), 5), None),
         (two_ways, np.stack([CODES, WORDS[:, 0]], 1), None),  # 5 values of the second column, 3 of the first
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import Literal, primitives as prim
+from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
@@ -152,6 +153,8 @@ def _lookups(eqn: Any, inputs: list[Fact]) -> list[Lookup]:
         for dim, column in single
         for plate in _sources([column])
     ]
+    if eqn.params.get("mode") in (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP):
+        return by_rows  # the model says what an index beyond the end means
     return by_rows + [
         Lookup("", False, shape, dim, array.argument, _codes(column)) for dim, column in single if _codes(column)
     ]
