@@ -50,9 +50,10 @@ minibatches.
 # SG-Barker is less than half that of the deep ensemble. So the samplers are nearer to the posterior.
 #
 # Of MNIST, if it is there (``check_digits``): the averaged predictions of cyclical SGHMC reach the accuracy, and for
-# the dense network the negative log likelihood, that were aimed at. It is not asserted that they are better than those
-# of the deep ensemble, which reaches them too. On the page of measurements, chains of one network gain by the average
-# over their cycles, and a higher temperature does not improve predictions after so few epochs.
+# the dense network the negative log likelihood, that were aimed at. The deep ensemble reaches them too. On the dense
+# network the chains have a lower negative log likelihood than the ensemble, which is asserted of several seeds. They
+# average several times as many networks, and that is where they gain: a higher temperature does not improve predictions
+# after so few epochs, as the page of measurements shows.
 
 from argparse import Namespace
 from functools import partial
@@ -156,12 +157,21 @@ def check_regressions(less):
         assert (less[name]["MSGNHT ssi"]["mean"] >= 0) == NOT_BELOW[name], name
 
 
+SEVERAL = 4  # seeds for a comparison with the deep ensemble
 # what averaged predictions are to reach: accuracy in per cent, negative log likelihood
 TARGETS = {"mnist dense": (98.6, 0.045), "mnist convolutional": (99.2, np.inf)}
 
 
-def check_digits(results):
-    """Of the means over the seeds."""
+def check_digits(results, less):
+    """
+    Of the means over the seeds.
+
+    :param less: name -> method -> its negative log likelihood less that of the deep ensemble, and standard error.
+    """
+    scores = results.get("mnist dense", {}).get("cyclical SGHMC")
+    if scores and scores["nll"][2] >= SEVERAL:
+        mean, error = less["mnist dense"]["cyclical SGHMC"]
+        assert mean + 2 * error < 0
     for name in TARGETS.keys() & results.keys():
         if "cyclical SGHMC" in results[name]:
             scores, (accuracy, nll) = results[name]["cyclical SGHMC"], TARGETS[name]
@@ -261,7 +271,7 @@ def main(args):
         },
     )
     if not args.fast:
-        check_digits(results)
+        check_digits(results, better)
     if not args.fast and shown(args):
         check(simulation)
         check_small(results["small"])
