@@ -35,10 +35,11 @@ def shifted(y, group):
         numpyro.sample("y", dist.Normal(effect[group[rows] - 1], 1), obs=y[rows])
 
 
-def two_ways(y, codes):
-    effect = numpyro.sample("effect", dist.Normal(0, 1).expand([3, 5]).to_event(2))
+def three_ways(y, codes):
+    effect = numpyro.sample("effect", dist.Normal(0, 1).expand([3, 3, 5]).to_event(3))
     with numpyro.plate("rows", len(y)) as rows:
-        numpyro.sample("y", dist.Normal(effect[codes[rows, 0], codes[rows][:, 1]], 1), obs=y[rows])
+        mean = effect[codes[rows, 0], codes[rows][:, 1], codes[rows, 2]]
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y[rows])
 
 
 def bag(y, words):
@@ -97,7 +98,7 @@ def changed(x, index, value):
         (bag, WORDS, None),
         (bag, changed(WORDS, (250, 4), 5), "argument 2 has values from 0 to 5, and indexes an array with 5 elements"),
         (padded, changed(WORDS, (250, 4), 5), None),
-        (two_ways, np.stack([CODES, WORDS[:, 0]], 1), None),  # 5 values of the second column, 3 of the first
+        (three_ways, np.stack([CODES, CODES, WORDS[:, 0]], 1), None),  # 5 values of the last column, 3 of the others
     ],
 )
 def test_codes_beyond_an_array(model, codes, message, array):
