@@ -313,6 +313,7 @@ PROGRAMS = {
     "sbn": ("Chen et al. (2015), section 5", sbn),
     "dpfa": ("Li et al. (2016), figure 5", dpfa),
     "many_topics": ("Chen et al. (2015), figure 4", many_topics),
+    "many_topics_500": ("Chen et al. (2015), figure 4", many_topics),  # --topics 500 --out out/many_topics_500
     "neural_network": ("Li et al. (2016), figure 4", networks),
     "convnet": ("Li et al. (2016), 5.2", networks),
     "regression": ("Dubey et al. (2016), figure 1", passes),
@@ -336,7 +337,8 @@ HIDDEN = ("out", "fast", "data_dir", "data", "as_shown", "samplers", "reference"
 
 def section(name, source, rows, folder):
     # no link in the heading, which goes into tables of contents
-    head = f"## {name.replace('_', ' ')}: {source}\n\n[plot_{name}.py](../examples/plot_{name}.py): "
+    program = f"plot_{name.removesuffix('_500')}.py"
+    head = f"## {name.replace('_', ' ')}: {source}\n\n[{program}](../examples/{program}): "
     path = folder / name / "metrics.json"
     if not path.exists():
         return f"{head}not run.\n"
