@@ -78,10 +78,11 @@ def dense(data, depth, args):
 # ---------------
 # In every run the predictions averaged over draws are more accurate than a single draw. Their negative log-likelihood
 # is also lower, but by Jensen's inequality that holds for any predictions. ``check_averaging`` asserts both. ``check``
-# asserts that the averaged predictions have at least the accuracy ``LEAST`` at every depth, and that D and h chosen on
-# held-out rows give more accurate ones than the settings of the paper at depth 2. The accuracies themselves, with their
-# errors, are on the page of :doc:`results </results>`. The trials have one seed and a quarter of the epochs, so what
-# they choose is not the best for all epochs: the page of :doc:`measurements </measurements>` has an example.
+# asserts that the averaged predictions have at least the accuracies ``LEAST``: with the settings of the paper at every
+# depth, and with D and h chosen on held-out rows at depth 2, which are more accurate than those of the paper. The
+# accuracies themselves, with their errors, are on the page of :doc:`results </results>`. The trials have one seed and a
+# quarter of the epochs, so what they choose is not the best for all epochs: the page of :doc:`measurements
+# </measurements>` has an example.
 #
 # Euler's integrator does not fail at depth 4 and h = 1e-4, as it did in the paper. The step size at which runs stop
 # working decreases with the depth, and is nearly the same for both integrators; it is in the picture and in the printed
@@ -89,7 +90,7 @@ def dense(data, depth, args):
 # program does not claim that one of the two integrators is better, because their accuracies differ by about the errors
 # over three seeds.
 
-LEAST = 96.0  # accuracy of averaged predictions, in per cent
+LEAST = {"settings of the paper": 96.0, "chosen": 97.2}  # accuracy of averaged predictions, in per cent
 
 
 def check(result, args):
@@ -101,9 +102,10 @@ def check(result, args):
     if args.fast or args.seed:
         return
     accuracy = {name: summary(runs)["averaged"]["accuracy"][0] for name, runs in result.lines.items()}
-    for name, mean in accuracy.items():
-        assert mean >= LEAST, f"{name}: averaged predictions are right for {mean:.2f} %, not {LEAST} %"
     *_, chosen = accuracy  # the last line
+    for name, mean in accuracy.items():
+        least = LEAST["chosen" if name == chosen else "settings of the paper"]
+        assert mean >= least, f"{name}: averaged predictions are right for {mean:.2f} %, not {least} %"
     assert accuracy[chosen] > accuracy["depth 2, ssi"], f"{chosen} is not better than the settings of the paper"
 
 

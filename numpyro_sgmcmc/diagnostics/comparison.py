@@ -98,7 +98,8 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
 
 def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     ours, theirs = ours.astype(float), theirs.astype(float)
-    limit = bound(tests, min(len(ours), len(theirs)), np.minimum(effective(ours), effective(theirs)))
+    ess = {"idata": effective(ours), "reference": effective(theirs)}
+    limit = bound(tests, min(len(ours), len(theirs)), np.minimum(*ess.values()))
     sd = np.maximum(theirs.std((0, 1)), 1e-300)
     details: dict[str, Any] = {}
     worst = ("ok", 0.0, "", 0.0)
@@ -116,11 +117,10 @@ def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     largest = float(np.max(details["mean_error"], initial=0))
     if verdict == "ok" and not largest <= UNCERTAIN:
         verdict = "doubtful"
-        fewer = "reference" if effective(theirs).min() < effective(ours).min() else "idata"
-        few = min(effective(x).min() for x in (ours, theirs))
+        fewer = min(ess, key=lambda side: ess[side].min())
         advice = (
             f"the standard error of a mean is {largest:.2f} sd, which is too large for a verdict: {fewer} has only "
-            f"{few:.0f} effective draws."
+            f"{ess[fewer].min():.0f} effective draws."
         )
     return Line(
         name, size, f"{size:.3f} +- {error:.3f}, {where}", "mean .1, sd .05, quantiles .15", verdict, advice, details

@@ -38,11 +38,10 @@ from numpyro_sgmcmc.gradients.local_tables import read
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
 from numpyro_sgmcmc.model.coordinates import raveled
-from numpyro_sgmcmc.model.local import keeps_values
-from numpyro_sgmcmc.model.local_record import draws_locally, makes_moves, recorded_draw
+from numpyro_sgmcmc.model.local import drawn_locally, keeps_values
+from numpyro_sgmcmc.model.local_record import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
-from numpyro_sgmcmc.types import RowsState
+from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.utils.significance import largest_z_score
 
 PLACES = 100  # draws of the run, each with a minibatch of its own
@@ -63,7 +62,7 @@ def local_lines(
 
     :param draws: the places to measure at. None if local values are kept: they fit the last position only.
     """
-    if not draws_locally(kernel._model):
+    if not isinstance(kernel._model, drawn_locally):
         return {}
     given = kernel, state, draws, model_args, model_kwargs
     key_memory, key_moves = random.split(rng_key)
@@ -96,7 +95,7 @@ def _memory(kernel, state, draws, model_args, model_kwargs, rng_key):
 
     def at(potential, z, _, rng_key):
         key_rows, *keys = random.split(rng_key, 3)
-        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+        rows = independent_rows(key_rows, potential.plates)
         (begin, ends), (other, other_ends) = (chain(potential, z, rows, key) for key in keys)
         pairs = {name: ((begin.start[name], other.start[name]), (ends[name], other_ends[name])) for name in ends}
         return {name: _products(begin.plates[name], *pair) for name, pair in pairs.items()}
@@ -174,7 +173,7 @@ def _rejected(kernel, state, draws, model_args, model_kwargs, rng_key):
 
     def shares(potential, z, table, rng_key):
         key_rows, key_draws = random.split(rng_key)
-        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+        rows = independent_rows(key_rows, potential.plates)
         before = read(table, rows) if kept else None
 
         def accepted(key):

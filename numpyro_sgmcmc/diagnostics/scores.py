@@ -32,8 +32,7 @@ from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.coordinates import raveled
 from numpyro_sgmcmc.model.local import keeps_values
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
-from numpyro_sgmcmc.types import RowsState
+from numpyro_sgmcmc.rows.schemes import independent_rows
 
 ALL_ROWS = 2000  # up to this number of rows, in all plates together, all rows are used for each draw
 CLEARLY = 0.8  # maximal variance with a fitted coefficient, relative to that with coefficient 1
@@ -105,7 +104,7 @@ def gradients(
             key_rows, key_model = random.split(random.fold_in(key_draws, k))
             if about["whole"]:
                 return raveled(full_gradient(potential, unravel(z), key_model)), jnp.zeros_like(z)
-            rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), plates)
+            rows = independent_rows(key_rows, plates)
             gradient = jax.grad(potential.estimate)
             there = raveled(gradient(unravel(z), rows, key_model))
             if potential.randomised:

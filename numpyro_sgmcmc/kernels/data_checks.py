@@ -17,6 +17,7 @@ import numpy as np
 from numpyro_sgmcmc.model.arrays import named_leaves
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.types import Rows, Sites
+from numpyro_sgmcmc.utils import trees
 
 CHUNK = 2**22  # numbers that are looked at together
 
@@ -78,8 +79,7 @@ def check_finite(
 
 def _energies_and_gradient(potential, z, rows, rng_key):
     gradient = jax.grad(potential.estimate)(z, rows, rng_key)
-    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)]).all()
-    return potential.by_site(z, rows, rng_key), finite
+    return potential.by_site(z, rows, rng_key), trees.all_finite(gradient)
 
 
 def _values(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.local_record import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.model.structure import Structure
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement, is_contiguous, next_rows
-from numpyro_sgmcmc.types import RowScheme, RowsState, Sites
+from numpyro_sgmcmc.rows.schemes import independent_rows, is_contiguous
+from numpyro_sgmcmc.types import RowScheme, Sites
 from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
 
@@ -212,7 +212,7 @@ def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model
 
     def share(potential, z, rng_key):
         key_rows, key_draws = random.split(rng_key)
-        rows, _ = next_rows(WithoutReplacement(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+        rows = independent_rows(key_rows, potential.plates)
 
         def accepted(key):
             nonlocal sites

@@ -28,11 +28,10 @@ class Fact(NamedTuple):
     depends: frozenset[str] = frozenset()  # plates whose rows it depends on
     row_of: str | None = None  # the plate whose row numbers its elements are
     computed_from: frozenset[str] = frozenset()  # plates from whose row numbers it is computed
-    negative_in: str | None = None  # the plate, if the value is a mask of its negative row numbers
     columns: tuple["Fact", ...] = ()  # for index vectors: the facts about each component
     argument: str = ""  # for data: the name of the argument of the model, or CLOSED_OVER
     codes: str = ""  # the argument, if the value consists of elements of it, from all of its columns
-    negative_codes: str = ""  # the argument, if the value is a mask of its negative elements
+    negative_of: "Fact | None" = None  # of a mask of the negative elements of a value: the facts about that value
 
 
 class Lookup(NamedTuple):
@@ -98,11 +97,9 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
     if eqn.primitive is prim.concatenate_p:
         return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
     if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
-        return [Fact(depends, negative_in=inputs[0].row_of, negative_codes=_codes(inputs[0]))]
-    if eqn.primitive is prim.select_n_p and inputs[0].negative_in and inputs[0].negative_in == inputs[1].row_of:
+        return [Fact(depends, negative_of=inputs[0])]
+    if eqn.primitive is prim.select_n_p and inputs[0].negative_of and _is_index(inputs[0].negative_of, inputs[1]):
         return [inputs[1]]  # select(i < 0, i, i + N): how JAX reads an index from the end
-    if eqn.primitive is prim.select_n_p and inputs[0].negative_codes and inputs[0].negative_codes == _codes(inputs[1]):
-        return [inputs[1]]
     codes = ""
     if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
         lookups.extend(_lookups(eqn, inputs))
@@ -112,6 +109,12 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
     sources = _sources(inputs)
     integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
     return [Fact(depends, computed_from=sources, codes=codes) if integer else Fact(depends) for integer in integers]
+
+
+def _is_index(one: Fact, other: Fact) -> bool:
+    """Whether both are the row numbers of one plate, or elements of one argument."""
+    kinds = [(fact.row_of, _codes(fact)) for fact in (one, other)]
+    return any(kinds[0]) and kinds[0] == kinds[1]
 
 
 def _codes(fact: Fact) -> str:

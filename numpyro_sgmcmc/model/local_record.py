@@ -54,11 +54,6 @@ class _record(Messenger):
         return values
 
 
-def draws_locally(model: Any) -> bool:
-    """Whether local sites are drawn for each minibatch."""
-    return isinstance(model, drawn_locally)
-
-
 def makes_moves(model: Any) -> bool:
     """Whether local sites are drawn by moves that may be rejected."""
     return isinstance(model, drawn_locally) and hasattr(model.local, "draw_watched")

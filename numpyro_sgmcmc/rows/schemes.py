@@ -213,6 +213,11 @@ def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) 
     return rows, state._replace(t=state.t + 1)
 
 
+def independent_rows(rng_key: jax.Array, plates: Mapping[str, Plate]) -> Rows:
+    """Distinct rows for each plate, independent of those of a run, for a check."""
+    return next_rows(WithoutReplacement(), RowsState(rng_key, jnp.zeros((), jnp.uint32)), plates)[0]
+
+
 def row_weights(scheme: RowScheme, plates: Mapping[str, Plate]) -> dict[str, np.ndarray]:
     """The weights of the rows of a batch, for each plate where they are not 1."""
     if not isinstance(scheme, Sharded):
