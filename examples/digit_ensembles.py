@@ -1,64 +1,50 @@
 """Ensembles of short chains on images of digits: starts, samplers, and the quality of what they predict."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from digit_kernels import ADAPTIVE, CONSTANT, ESTIMATED, Setting, digit_kernel
 import jax
 from jax import random
 import jax.numpy as jnp
 from networks import Network, classifier, ece, he
 import numpy as np
-import numpyro
 from numpyro.infer import MCMC
 import optax
 
-from numpyro_sgmcmc import MSGNHT, PSGLD, SGHMC, AdaptiveSGHMC, Cyclical, SGBarker, predict, warm_start
+from numpyro_sgmcmc import predict, warm_start
 
 ADAM = "deep ensemble, Adam"
 ROTATED = 2000  # test images that are turned by 90 degrees
-
-
-class Cycles(NamedTuple):
-    """
-    - **epochs** - of a cycle. At its start the step is the largest, and near its end it is almost 0.
-    - **kept** - a draw at the end of each of so many last epochs of a cycle.
-    - **rate**, **temperature** - as those of a plan; the rate is that of the largest step.
-    """
-
-    epochs: int
-    kept: int
-    rate: float
-    temperature: float
 
 
 class Plan(NamedTuple):
     """
     - **members** - of an ensemble, and chains.
     - **start**, **chain** - epochs of the optimised start, and of the chain behind it; a deep ensemble has both.
+    - **cycle** - epochs of a cycle. At its start the step is the largest, and near its end it is almost 0. The last
+      weights of each cycle are averaged.
     - **burn** - epochs of a chain without cycles that are its warm-up; a draw at the end of each of the others.
     - **batch** - rows of a minibatch.
     - **learning_rate** - Adam's, which falls to 0 as a cosine.
-    - **rate**, **decay** - of a step of SGHMC, in the words of descent with momentum on the mean energy of a row:
-      :math:`h = \\sqrt{rate \\cdot T / N}`, :math:`D = decay / h`.
-    - **spread** - the prior of a weight is N(0, spread / fan-in), that of a bias N(0, 1).
-    - **temperature** - T; chains sample :math:`\\exp(-U / T)`.
     - **momentum_rate** - first step of descent with momentum .9, which falls to 0 as a cosine: of a deep ensemble.
-    - **cycles** - of the cyclical chain.
+    - **decay** - share of the momentum that a step of a chain loses.
+    - **spread** - the prior of a weight is N(0, spread / fan-in), that of a bias N(0, 1).
+    - **settings** - of each kernel.
     """
 
     members: int
     start: int
     chain: int
+    cycle: int
     burn: int
     batch: int
     learning_rate: float
-    rate: float
+    momentum_rate: float
     decay: float
     spread: float
-    temperature: float
-    momentum_rate: float
-    cycles: Cycles
+    settings: Mapping[str, Setting]
 
 
 class Ensembles:
@@ -93,44 +79,26 @@ class Ensembles:
             self.kept_starts = {seed: self.trained(seed, self.plan.start, self.adam)}
         return self.kept_starts[seed]
 
-    def kernels(self) -> dict:
-        """
-        Name -> kernel. The numbers of the others are chosen so that a step is about as long as one of SGHMC. Only
-        SGHMC and cyclical SGHMC were looked at on held-out rows.
-        """
-        plan, N, T = self.plan, len(self.data.y), self.plan.temperature
-        common = {"batch_size": plan.batch, "steps_per_sample": self.epoch}
-
-        def sghmc(rate, T, schedule=lambda h: h):
-            h = float(np.sqrt(rate * T / N))
-            return SGHMC(self.tempered(T), step_size=schedule(h), friction=plan.decay / h, **common)
-
-        h = float(np.sqrt(plan.rate * T / N))
-        cycle = plan.cycles.epochs * self.epoch
-        return {
-            "SGHMC": sghmc(plan.rate, T),
-            "cyclical SGHMC": sghmc(plan.cycles.rate, plan.cycles.temperature, lambda h: Cyclical(h, cycle)),
-            "MSGNHT ssi": MSGNHT(self.tempered(T), step_size=h, diffusion=plan.decay / h, integrator="ssi", **common),
-            "adaptive SGHMC": AdaptiveSGHMC(self.tempered(T), step_size=5e-3, friction=20.0, **common),
-            "PSGLD": PSGLD(self.tempered(T), step_size=1e-4, **common),
-            "SG-Barker": SGBarker(self.tempered(T), step_size=1e-6 * T, **common),
-        }
-
-    def tempered(self, temperature: float) -> Any:
-        return numpyro.handlers.scale(self.model, scale=1 / temperature) if temperature != 1 else self.model
-
-    def chains(self, kernel: Any, seed: int) -> dict:
-        """The draws that are averaged, those of all chains along the first axis."""
-        plan, cyclical = self.plan, isinstance(kernel.schedule, Cyclical)
-        burn = 0 if cyclical else plan.burn
+    def chains(self, name: str, setting: Setting, seed: int) -> dict:
+        """The draws of a kernel that are averaged, those of all chains along the first axis."""
+        plan, constant = self.plan, name == CONSTANT
+        kernel = digit_kernel(
+            self.model,
+            name,
+            setting,
+            N=len(self.data.y),
+            cycle=plan.cycle * self.epoch,
+            decay=plan.decay,
+            batch_size=plan.batch,
+            steps_per_sample=self.epoch,
+        )
+        burn = plan.burn if constant else ESTIMATED * (name in ADAPTIVE)
         chains = {"num_chains": plan.members, "chain_method": "vectorized", "progress_bar": False}
         mcmc = MCMC(kernel, num_warmup=burn, num_samples=plan.chain - burn, **chains)
         extra = random.fold_in(random.key(seed), 1)
         mcmc.run(extra, self.data.X, self.data.y, init_params=self.starts(seed))
-        if not cyclical:
-            return mcmc.get_samples()
         # equal weights: weights by step size, which suit a posterior, would leave out the end of a cycle
-        kept = np.arange(plan.chain) % plan.cycles.epochs >= plan.cycles.epochs - plan.cycles.kept
+        kept = constant | (np.arange(burn, plan.chain) % plan.cycle == plan.cycle - 1)
         draws = mcmc.get_samples(group_by_chain=True)
         return jax.tree.map(lambda x: x[:, kept].reshape(-1, *x.shape[2:]), draws)
 
@@ -148,6 +116,9 @@ class Ensembles:
             "entropy": entropy(p),
             "rotated": entropy(p_turned),
         }
+
+    def chain_scores(self, name: str, setting: Setting, seed: int) -> dict[str, float]:
+        return self.scores(self.chains(name, setting, seed))
 
 
 def image(data):
@@ -167,13 +138,13 @@ def methods(ensembles: Ensembles, names: Any) -> dict[str, Callable[[int], dict]
 
     :param names: which of the kernels, and ``ADAM`` for another deep ensemble.
     """
-    plan, kernels = ensembles.plan, ensembles.kernels()
+    plan = ensembles.plan
     epochs = plan.start + plan.chain
     other = {ADAM: lambda seed: ensembles.trained(seed, epochs, ensembles.adam)}
     return {
         "deep ensemble": lambda seed: ensembles.trained(seed, epochs, ensembles.momentum),
         "starts": ensembles.starts,
-        **{name: other[name] if name in other else partial(ensembles.chains, kernels[name]) for name in names},
+        **{n: other[n] if n in other else partial(ensembles.chains, n, plan.settings[n]) for n in names},
     }
 
 

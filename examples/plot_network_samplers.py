@@ -57,17 +57,14 @@ minibatches.
 
 from argparse import Namespace
 from functools import partial
-from types import SimpleNamespace
 
 import datasets
-from digit_ensembles import Cycles, Ensembles, Plan, digit_scores, methods
+from digit_comparison import PLANS, check_digits, choices, digits
 from gallery import SECONDS, expect_refusals, once, parsed, parser, save, shown
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-from networks import load, mean_error
+from networks import mean_error
 import numpy as np
-from plot_convnet import convolutional
-from plot_neural_network import dense
 from regression_ensembles import TUNED, choose_and_test, compare, paired, simulated, simulated_split
 from small_networks import compare_with_nuts
 
@@ -157,27 +154,6 @@ def check_regressions(less):
         assert (less[name]["MSGNHT ssi"]["mean"] >= 0) == NOT_BELOW[name], name
 
 
-SEVERAL = 4  # seeds for a comparison with the deep ensemble
-# what averaged predictions are to reach: accuracy in per cent, negative log likelihood
-TARGETS = {"mnist dense": (98.6, 0.045), "mnist convolutional": (99.2, np.inf)}
-
-
-def check_digits(results, less):
-    """
-    Of the means over the seeds.
-
-    :param less: name -> method -> its negative log likelihood less that of the deep ensemble, and standard error.
-    """
-    scores = results.get("mnist dense", {}).get("cyclical SGHMC")
-    if scores and scores["nll"][2] >= SEVERAL:
-        mean, error = less["mnist dense"]["cyclical SGHMC"]
-        assert mean + 2 * error < 0
-    for name in TARGETS.keys() & results.keys():
-        if "cyclical SGHMC" in results[name]:
-            scores, (accuracy, nll) = results[name]["cyclical SGHMC"], TARGETS[name]
-            assert scores["accuracy"][0] >= accuracy and scores["nll"][0] <= nll, name
-
-
 def regressions(args):
     """Name -> what each split has found; name -> the choices; name -> differences from the deep ensemble."""
     args = Namespace(**vars(args) | {"steps": args.data_steps})
@@ -210,36 +186,6 @@ def regression_splits(args):
     return {name: list(datasets.folds(name, args.data_dir, number=args.splits, seed=args.seed)) for name in args.data}
 
 
-# The settings of SGHMC, of its cycles, and of the deep ensembles were chosen on 10 000 of the training rows
-# (docs/measurements.md); those of the other samplers follow from them.
-PLANS = {
-    "dense": Plan(4, 5, 15, 5, 100, 1e-3, 0.05, 0.1, 20.0, 0.02, 0.15, Cycles(5, 1, 0.15, 1e-3)),
-    "convolutional": Plan(4, 4, 8, 3, 50, 3e-3, 0.05, 0.1, 10.0, 0.02, 0.1, Cycles(4, 1, 0.1, 1e-3)),
-}
-
-
-def digits(args):
-    """Name -> what each seed has found."""
-    data = load("mnist", args.data_dir)
-    networks = {
-        "dense": lambda: dense(data, 2, SimpleNamespace(units=400, activation="relu")),
-        "convolutional": lambda: convolutional(data, SimpleNamespace(kernel=5, channels=(16, 32))),
-    }
-    found = {}
-    for name in args.digits:
-        ensembles = Ensembles(networks[name](), data, PLANS[name])
-        found[f"mnist {name}"] = []
-        for seed in range(args.seed, args.seed + args.seeds):
-            part = {}
-            for method, run in methods(ensembles, args.samplers).items():
-                scores = partial(digit_scores, ensembles, run, seed)
-                part[method] = once(args, f"mnist-{name}-{method.replace(' ', '-')}", seed, scores)
-                print(name, seed, method, part[method]["averaged"], flush=True)
-            one = {"one member": part["deep ensemble"]["one"]}
-            found[f"mnist {name}"].append(one | {method: scores["averaged"] for method, scores in part.items()})
-    return found
-
-
 def main(args):
     expect_refusals()  # and of chains that do not mix, which are each to stay in a mode of its own
     rows = map(jnp.asarray, simulated(args.seed))
@@ -251,6 +197,7 @@ def main(args):
         "small": small(args),
         **(digits(args) if args.digits else {}),
     }
+    held_out = choices(args)
     results = {name: over(found) for name, found in parts.items()}
     for name, found in results.items():
         report(name, found)
@@ -267,6 +214,7 @@ def main(args):
             "less the deep ensemble": better,
             "accuracy less the deep ensemble": more_right,
             "chosen on validation rows": chosen,
+            "digits on held-out rows": held_out,
             "paired differences": less,
         },
     )
@@ -284,6 +232,7 @@ if __name__ == "__main__":
     arguments = parser(__doc__, **sizes)
     arguments.add_argument("--data", nargs="*", default=[], metavar="NAME", help="regression sets, such as airfoil")
     arguments.add_argument("--digits", nargs="*", default=[], choices=list(PLANS), help="networks for MNIST")
+    arguments.add_argument("--choose", nargs="*", default=[], choices=list(PLANS), help="networks to try settings on")
     arguments.add_argument("--samplers", nargs="+", default=["cyclical SGHMC"], metavar="NAME", help="of digits")
     arguments.add_argument("--kernels", nargs="*", default=[], metavar="NAME", help="of the simulated rows; none: all")
     arguments.add_argument("--tuned", nargs="+", default=["MSGNHT ssi"], choices=TUNED, help="of regression sets")

@@ -32,7 +32,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from numpyro_sgmcmc import SGHMC, SGLD, Checkpointed
+from numpyro_sgmcmc import SGHMC, SGLD, Checkpointed, summary
 from numpyro_sgmcmc.runs import storage, zarr_arrays
 
 as_users_run = pytest.mark.optimised  # as in test_host.py: beside NumPyro's program, exact to the bit is what users run
@@ -369,6 +369,8 @@ def test_averages_in_place_of_draws(options, tmp_path):
     np.testing.assert_allclose(run.averages.variance["mu"], mu.var(1, ddof=1), rtol=1e-4)
     np.testing.assert_allclose(run.averages.mean["both"][:, 1], (mu**2).mean(1), rtol=1e-5)
     assert mcmc.get_samples() == {} and "monitor" in mcmc.get_extra_fields()
+    with pytest.raises(ValueError, match="the run has kept averages and no draws"):
+        summary(mcmc, models.ROWS)
     assert not list((tmp_path / "draws/posterior").glob("mu*"))
 
 

@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_sgmcmc import SGHMC
+from numpyro_sgmcmc import SGHMC, SGLD
 
 N = 300
 rng = np.random.default_rng(0)
@@ -33,6 +33,16 @@ def shifted(y, group):
         effect = numpyro.sample("effect", dist.Normal(0, 1))
     with numpyro.plate("rows", len(y)) as rows:
         numpyro.sample("y", dist.Normal(effect[group[rows] - 1], 1), obs=y[rows])
+
+
+def missing(y, group):
+    """A negative code means that the group is not known."""
+    with numpyro.plate("groups", 3):
+        effect = numpyro.sample("effect", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        known = group[rows] >= 0
+        mean = jnp.where(known, effect[jnp.where(group[rows] < 0, 0, group[rows])], 0.0)
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y[rows])
 
 
 def three_ways(y, codes):
@@ -95,6 +105,7 @@ def changed(x, index, value):
         (shifted, CODES + 1, None),
         (groups, changed(CODES, 250, 3), "argument 2 has values from 0 to 3, and indexes an array with 3 elements"),
         (groups, changed(CODES, 250, -4), "argument 2 has values from -4 to 2"),
+        (missing, changed(CODES, 250, -999), None),
         (bag, WORDS, None),
         (bag, changed(WORDS, (250, 4), 5), "argument 2 has values from 0 to 5, and indexes an array with 5 elements"),
         (padded, changed(WORDS, (250, 4), 5), None),
@@ -172,3 +183,18 @@ def test_all_rows():
     kernel = SGHMC(regression, batch_size={})
     assert kernel._potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates == {}
     assert SGHMC(regression)._potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates["rows"].batch_size == 500
+
+
+def test_all_rows_in_place_of_the_declared_ones():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(y), subsample_size=20):
+            batch = numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(mu, 1), obs=batch)
+
+    sizes = {
+        name: SGLD(model, step_size=1e-3, batch_size=size)._potential((Y,), {}).plates
+        for name, size in (("declared", None), ("chosen", 30), ("all", {}))
+    }
+    assert sizes["declared"]["rows"].batch_size == 20 and sizes["chosen"]["rows"].batch_size == 30
+    assert sizes["all"] == {}

@@ -493,3 +493,10 @@ def test_the_state_counts_refusals_under_a_map_of_the_users_own():
     state = make(1e-3).init(random.split(random.key(0), 3), 0, None, (Y,), {})
     refused = jax.vmap(lambda h: make(h).sample(state, (Y,), {}).refused)(jnp.array([1e-3, 1e30]))
     assert (refused[0] == 0).all() and (refused[1] > 100).all()
+
+
+@pytest.mark.parametrize("chains", [{}, {"num_chains": 2, "chain_method": "vectorized"}])
+def test_an_extra_field_that_does_not_exist(chains):
+    mcmc = MCMC(SGLD(good, step_size=1e-3, batch_size=4), num_warmup=1, num_samples=2, progress_bar=False, **chains)
+    with pytest.raises(KeyError, match="extra_fields='potential_energy': a state has the fields i, z, .*; potential_e"):
+        mcmc.run(random.key(0), Y, extra_fields=("potential_energy",))

@@ -453,9 +453,19 @@ def sum_first(y):
         numpyro.sample("y", dist.Normal(u + k, 1), obs=y[rows])
 
 
+def inner_plate(y):
+    """The observed site is outside one of the plates of the local site, so it would not be part of its conditional."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("N", len(y), dim=-1) as rows:
+        with numpyro.plate("K", 3, dim=-2):
+            u = numpyro.sample("u", dist.Normal(mu, 1))
+        numpyro.sample("y", dist.Normal(u.sum(-2), 1), obs=y[rows])
+
+
 @pytest.mark.parametrize(
     "model, size, message",
     [
+        (inner_plate, B, "site 'y' depends on 'u', which is drawn by local=, but is outside its plates"),
         (outside, B, "no latent site in plate 'N': 'mu', 'u' are outside. Move the latent sites"),
         (two_plates, B, "ambiguous: the plates 'a', 'b'"),
         (two_plates, {"a": 2, "b": 3}, r"Leave 'b' out for all of its rows: batch_size=\{'a': 2\}"),

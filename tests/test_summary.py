@@ -519,6 +519,9 @@ def test_the_same_data_in_another_form():
         assert arguments_of(run(), args, kwargs, "test") == (args, kwargs)
     labels = (models.COUNTS, models.COUNTS.astype(float), jnp.asarray(models.COUNTS > 0))
     assert len({fingerprint((y,), {}) for y in labels}) == 1
+    numbers = (1, 1.0, np.float64(1), np.int8(1), True)
+    assert len({fingerprint((number,), {}) for number in numbers}) == 1
+    assert len({fingerprint((number,), {}) for number in (0, 0.1, "0", None, 10**30, 10**30 + 1)}) == 6
 
 
 def test_a_warm_up_alone_has_no_draws():

@@ -156,6 +156,16 @@ def test_it_runs_under_mcmc(method):
     assert int(np.ravel(mcmc.last_state.t)[0]) == 10
 
 
+def test_the_replicas_use_the_key_of_a_run():
+    """NumPyro gives a run that starts from a state its key, and another key gives other noise in each replica."""
+    kernel = Tempered(SGLD(models.gaussian, step_size=1e-3, batch_size=models.B), (1.0, 2.0, 4.0))
+    state = kernel.init(random.key(0), 0, None, (models.ROWS,), {})
+    sample = jax.jit(lambda key: kernel.sample(state._replace(rng_key=key), (models.ROWS,), {}).replicas.z["mu"])
+    one, same, other = (sample(random.key_data(random.key(seed))) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).all() and len(set(np.asarray(one - state.replicas.z["mu"]).tolist())) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.optimised
 def test_a_resume_from_a_pickle_is_exact():

@@ -15,7 +15,20 @@ from numpyro.infer import MCMC
 import pytest
 from scipy.stats import norm
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, ControlVariate, Minibatch, Polynomial, settings
+from numpyro_sgmcmc import (
+    MSGNHT,
+    SAGA,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    SVRG,
+    ControlVariate,
+    Minibatch,
+    Polynomial,
+    gradient_noise,
+    settings,
+    weights,
+)
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, in_x, unraveler
 from numpyro_sgmcmc.tuning import newton
 from numpyro_sgmcmc.tuning.low_rank import wide_law
@@ -95,6 +108,76 @@ def test_chains_that_tune_themselves_one_by_one(chain_method):
     found = settings(mcmc)
     assert found["step_size"].shape == (2,) and (found["step_size"] > 0.05).all()
     assert found["coordinates"].scale.shape == (2, D, D)
+
+
+def test_a_resume_of_single_chains_as_vectorized_ones():
+    kernel = SGHMC(models.gaussian, batch_size=models.B)
+    one = kernel.init(random.key(0), 1, None, (models.ROWS,), {})
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), one)
+    with pytest.raises(ValueError, match="has chosen its own settings, .* Resume with the chain_method of the run"):
+        kernel.sample(both, (models.ROWS,), {})
+
+
+@pytest.mark.parametrize("num_chains", [1, 3])
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        pytest.param(ControlVariate({"w": jnp.zeros(D)}), marks=pytest.mark.slow),
+        pytest.param(SVRG(), marks=pytest.mark.slow),
+        SAGA(),
+    ],
+    ids=repr,
+)
+def test_estimators_with_a_state_for_each_chain(gradient, num_chains):
+    """The noise that the warm-up measures is that of each chain's own state."""
+    kernel = SGHMC(regression, batch_size=100, gradient=gradient)
+    mcmc = tuned(kernel, X, Y, num_warmup=160, num_samples=100, num_chains=num_chains)
+    mean, covariance = posterior()
+    z = (mcmc.get_samples()["w"].mean(0) - mean) / np.sqrt(np.diag(covariance))
+    assert np.abs(z).max() < 1
+    assert jax.tree.leaves(mcmc.last_state.gradient_state)[0].shape[0] == (num_chains if num_chains > 1 else N)
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_gradient_noise_after_a_warm_up(num_chains):
+    """In the coordinates and with the step size that were found, for the coordinates of z."""
+    kernel = SGLD(regression, batch_size=100, gradient=Minibatch())
+    mcmc = tuned(kernel, X, Y, num_warmup=64, num_samples=4, num_chains=num_chains)
+    noise = gradient_noise(kernel, mcmc.last_state, X, Y)
+    shape = (num_chains, D) if num_chains > 1 else (D,)
+    assert noise.variance["w"].shape == noise.inflation["w"].shape == shape
+    tuning = mcmc.last_state.tuning
+    added = 0.5 * tuning.step_size * tuning.variance
+    expected = tuning.coordinates.variances(added) / tuning.coordinates.variances(jnp.ones(D))
+    np.testing.assert_allclose(noise.inflation["w"], np.broadcast_to(expected, shape), rtol=0.6)
+    mean, _ = posterior()
+    rows = (Y - X @ mean)[:, None] * X / NOISE**2
+    np.testing.assert_allclose(
+        noise.variance["w"], np.broadcast_to(N**2 / 100 * (1 - 100 / N) * rows.var(0), shape), rtol=0.6
+    )
+
+
+def test_steps_per_draw_that_were_given_are_kept():
+    """A schedule counts them."""
+    kernel = SGLD(models.gaussian, batch_size=models.B, step_size=Polynomial(None, 50.0, 0.5), steps_per_sample=7)
+    mcmc = tuned(kernel, models.ROWS, num_warmup=8, num_samples=9, num_chains=2)
+    assert settings(mcmc)["steps_per_sample"] == 7
+    found = mcmc.get_extra_fields(group_by_chain=True)["step_size"]
+    np.testing.assert_allclose(found[0] / found[0, 0], (1 + 7 * np.arange(9) / 50) ** -0.5, rtol=1e-5)
+
+
+def test_weights_of_chains_with_different_step_sizes():
+    """A chain that has chosen a smaller one counts as much as the others."""
+    kernel = SGHMC(models.gaussian, batch_size=models.B)
+    options = {"num_warmup": 8, "num_samples": 4, "num_chains": 2}
+    mcmc = tuned(kernel, models.ROWS, **options, chain_method="sequential")
+    half = jnp.array([1.0, 0.5])
+    state = mcmc.last_state
+    mcmc.post_warmup_state = state._replace(tuning=state.tuning._replace(step_size=state.tuning.step_size * half))
+    mcmc.run(state.rng_key, models.ROWS)
+    h = mcmc.get_extra_fields(group_by_chain=True)["step_size"]
+    assert (h[1] < 0.6 * h[0]).all()
+    np.testing.assert_allclose(weights(mcmc, group_by_chain=True), 1 / 8, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -340,6 +423,8 @@ def test_gradients_in_x_are_those_of_the_potential_in_x(coordinates):
     np.testing.assert_allclose(estimate.gradient, exact, rtol=2e-5)
     np.testing.assert_allclose(coordinates.to_x(coordinates.to_z(x)), x, rtol=1e-4)
     np.testing.assert_allclose(coordinates.to_z(x) - coordinates.center, coordinates.matrix() @ x, rtol=1e-4)
+    variances = jnp.asarray([0.5, 2.0, 0.1])
+    np.testing.assert_allclose(coordinates.variances(variances), coordinates.matrix() ** 2 @ variances, rtol=1e-4)
 
 
 def pairs(size, d):

@@ -6,9 +6,11 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.diagnostics.draws import states_of
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.model.compiled import compiled
+from numpyro_sgmcmc.model.coordinates import unraveler
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
 from numpyro_sgmcmc.types import Sites
@@ -19,8 +21,9 @@ class GradientNoise(NamedTuple):
     """
     - **variance** - the variance s^2 of the gradient estimate in each coordinate, a dict like ``z``.
     - **inflation** - the relative variance that it adds to z with the kernel's dynamics and the step size of the state,
-      if batches are independent. Reshuffled rows add less. NaN for a dynamics for which it is not known, such as a
-      recipe.
+      if batches are independent. Reshuffled rows add less. After a warm-up that has chosen coordinates, it is that of a
+      posterior whose coordinates are then independent and of variance 1. NaN for a dynamics for which it is not known,
+      such as a recipe.
     """
 
     variance: Sites
@@ -90,17 +93,27 @@ def gradient_noise(
     def probe(potential, state):
         chain = kernel._chain_for(potential)
         key_probes = stream(state.rng_key, PROBE)
+        _, to_gradient = chain._in_coordinates(potential, state)
 
-        def gradient(k):
+        def gradient_fn(k):
             key = random.fold_in(key_probes, k)
             coming = state.rows_state._replace(t=jnp.asarray(state.rows_state.t + k, jnp.uint32))
             rows, _ = next_rows(chain.rows, coming, potential.plates)
-            return chain.evaluate(potential, state.z, rows, state.gradient_state, key).gradient
+            return lambda z: chain.evaluate(potential, z, rows, state.gradient_state, key)
 
-        variance = gradient_variance(gradient, num_batches)
-        return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))
+        variance = gradient_variance(lambda k: gradient_fn(k)(state.z).gradient, num_batches)
+        if not chain.tuned:
+            return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))
+        own = gradient_variance(lambda k: to_gradient(gradient_fn(k))(state.x).gradient, num_batches)
+        added, coordinates = chain.dynamics.inflation(state.phase, state.step_size, own), state.tuning.coordinates
+        relative = coordinates.variances(added) / coordinates.variances(jnp.ones_like(added))
+        return GradientNoise(variance, unraveler(potential.prototype)(relative))
 
     def probes(potential, state):
         return jax.vmap(lambda state: probe(potential, state))(state) if state.i.ndim else probe(potential, state)
 
-    return compiled(probes, kernel._model, model_args, model_kwargs, kernel._batch_size, kernel._transforms)(state)
+    measure = compiled(probes, kernel._model, model_args, model_kwargs, kernel._batch_size, kernel._transforms)
+    if not kernel._chain.tuned or not jnp.ndim(state.i):
+        return measure(state)
+    # chains share fields of the state
+    return jax.tree.map(lambda *chains: jnp.stack(chains), *map(measure, states_of(kernel, state)))

@@ -65,6 +65,9 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         raise ValueError("the run has no field 'step_size': weights(mcmc) needs a kernel of numpyro_sgmcmc.")
     h = np.asarray(fields["step_size"], float)
     h = h.reshape(mcmc.num_chains, -1)
+    tuning = getattr(mcmc.last_state, "tuning", ())
+    if tuning:  # the chains may have chosen different step sizes; only a schedule makes draws unequal
+        h = h / np.asarray(tuning.step_size, float).reshape(-1, 1)
     h = np.where(explored(mcmc), 0.0, h)
     if not h.any():
         raise ValueError("all draws are from steps of size 0. Use a schedule that stays positive.")

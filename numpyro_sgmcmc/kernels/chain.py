@@ -194,11 +194,11 @@ class Chain:
             return self.evaluate(potential, z, rows, gradient_state, key_model, read)
 
         old, at = state.phase, to_gradient(gradient_fn)
+        if isinstance(self.dynamics, Adaptive):
+            old = self.dynamics.adapt(old, state.i, marks.num_warmup)
         quiet = self._quiet(state.i, marks.wraps)
         new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
         last = evaluations[-1]  # every word evaluates at least once: the position has moved since the previous step
-        if isinstance(self.dynamics, Adaptive):
-            new = self.dynamics.adapt(new, last.gradient, state.i, marks.num_warmup)
         # outside a hard support the energy is infinite, but its gradient may be finite
         accepted = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
         phase = trees.where(accepted, new, self._back(state))

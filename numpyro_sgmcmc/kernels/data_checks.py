@@ -37,7 +37,7 @@ def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapp
                 f"{lookup.codes} has values from {low} to {high}, and indexes an array with {size} elements (dimension "
                 f"{lookup.dim} of the shape {lookup.shape}). JAX would use the nearest element for an index that the "
                 f"array does not have, without an error. Use codes from 0 to {size - 1}: np.unique(codes, "
-                f"return_inverse=True)[1]. If the model masks these elements, write jnp.minimum(codes, {size - 1})."
+                f"return_inverse=True)[1]. If the model masks these elements, write jnp.clip(codes, 0, {size - 1})."
             )
 
 

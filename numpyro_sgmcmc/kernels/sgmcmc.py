@@ -280,7 +280,7 @@ class SGMCMC(MCMCKernel):
                 f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
             )
         potential = self._potential(model_args, model_kwargs)
-        check_resumed(state.z, potential.prototype, batched)
+        check_resumed(state, potential.prototype, batched)
         return self._chains(potential).transition(state, _fingerprint(model_args, model_kwargs))
 
     def _chain_for(self, potential: ModelPotential) -> Chain:

@@ -104,6 +104,13 @@ class SGMCMCState(NamedTuple):
     rng_key: jax.Array
     tuning: Any = ()
 
+    def __getitem__(self, index: Any) -> Any:
+        # NumPyro tries this with the names in extra_fields= that are no attribute
+        if isinstance(index, str):
+            energy = "; potential_estimate is the energy of a minibatch" * (index == "potential_energy")
+            raise KeyError(f"extra_fields={index!r}: a state has the fields {', '.join(self._fields)}{energy}.")
+        return tuple.__getitem__(self, index)  # super() has no meaning in a NamedTuple
+
     @property
     def phase(self) -> Phase:
         """The variables that the dynamics updates."""

@@ -33,7 +33,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.gradients.tempered import TemperedGradient
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.kernels.state import STEPS, SGMCMCState, stream
 from numpyro_sgmcmc.model.handlers import full_rows
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
@@ -216,7 +216,11 @@ class Tempered(MCMCKernel):
     def sample(self, state: TemperedState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> TemperedState:
         """One transition of every replica, then exchanges."""
         chains, R = state.t.shape, len(self.temperatures)
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(chains) + 1 :]), state.replicas)
+        # NumPyro replaces only the outer key when a run starts from post_warmup_state
+        split = lambda key: random.split(stream(key, STEPS), R)  # noqa: E731
+        keys = jax.vmap(split)(state.rng_key) if chains else split(state.rng_key)
+        replicas = state.replicas._replace(rng_key=keys)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(chains) + 1 :]), replicas)
         flat = self.kernel.sample(flat, model_args, model_kwargs)
         state = state._replace(replicas=_folded(flat, chains, R))
         exchange = partial(self._exchange, self.kernel._potential(model_args, model_kwargs))

@@ -62,7 +62,10 @@ def _updated(
     without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
     key, key_first = random.split(stream(state.rng_key[0] if batched else state.rng_key, TUNE))
     z, phase = with_axis((state.z, state.phase))
-    tuning, phase, gradient_state = tuner.before(potential, state.tuning, z, phase, state.gradient_state, key)
+    shared = tuner.gradient.shared
+    gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
+    tuning, phase, gradient_state = tuner.before(potential, state.tuning, z, phase, gradient_state, key)
+    gradient_state = gradient_state if shared else without(gradient_state)
     state = state.at(without(phase), tuning=tuning, gradient_state=gradient_state)
     if isinstance(state.last_finite, jax.Array):
         state = state._replace(last_finite=jnp.where(state.refused[..., None] > 0, state.last_finite, state.x))

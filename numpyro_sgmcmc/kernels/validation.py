@@ -15,6 +15,7 @@ import numpy as np
 from numpyro.infer import init_to_value
 
 from numpyro_sgmcmc.kernels.chain import Chain
+from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.model.coordinates import blocks_of
 from numpyro_sgmcmc.model.local_record import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
@@ -143,11 +144,16 @@ def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelP
         )
 
 
-def check_resumed(z: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+def check_resumed(state: SGMCMCState, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
     """
-    :raises ValueError: for a state of another model.
+    :raises ValueError: for a state of another model, or of chains that were not vectorized and now are.
     """
-    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in z.items()}
+    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
+    if batched and jnp.ndim(getattr(state.tuning, "step_size", 0.0)) == 1:
+        raise ValueError(
+            "each of these chains has chosen its own settings, but chains under chain_method='vectorized' share them. "
+            "Resume with the chain_method of the run."
+        )
     expected = {name: site.shape for name, site in prototype.items()}
     if found != expected:
         raise ValueError(

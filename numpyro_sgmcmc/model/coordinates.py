@@ -50,6 +50,10 @@ class Coordinates(NamedTuple):
         """L^T g, the gradient in x."""
         return product(self.scale.T, gradient)
 
+    def variances(self, x: jax.Array) -> jax.Array:
+        """The variances of the coordinates of z, from those of x, which are independent."""
+        return product(self.scale**2, x)
+
     def matrix(self) -> jax.Array:
         """L."""
         return self.scale
@@ -91,6 +95,13 @@ class LowRank(NamedTuple):
     def pull_back(self, gradient: jax.Array) -> jax.Array:
         """L^T g, the gradient in x."""
         return self.stretched(self.width * gradient, self.factors)
+
+    def variances(self, x: jax.Array) -> jax.Array:
+        """The variances of the coordinates of z, from those of x, which are independent."""
+        beyond = self.vectors * (self.factors - 1)  # L is w (I + beyond V^T)
+        common = product(self.vectors.T * x, self.vectors)
+        own = x * (1 + 2 * (beyond * self.vectors).sum(1))
+        return self.width**2 * (own + (product(beyond, common) * beyond).sum(1))
 
     def matrix(self) -> jax.Array:
         """L."""

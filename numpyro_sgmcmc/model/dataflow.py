@@ -32,6 +32,7 @@ class Fact(NamedTuple):
     argument: str = ""  # for data: the name of the argument of the model, or CLOSED_OVER
     codes: str = ""  # the argument, if the value consists of elements of it, from all of its columns
     negative_of: "Fact | None" = None  # of a mask of the negative elements of a value: the facts about that value
+    shifted_from: "Fact | None" = None  # of row numbers or codes plus a number: the facts about these
 
 
 class Lookup(NamedTuple):
@@ -98,8 +99,8 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
         return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
     if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
         return [Fact(depends, negative_of=inputs[0])]
-    if eqn.primitive is prim.select_n_p and inputs[0].negative_of and _is_index(inputs[0].negative_of, inputs[1]):
-        return [inputs[1]]  # select(i < 0, i, i + N): how JAX reads an index from the end
+    if eqn.primitive is prim.select_n_p and _counts_from_the_end(*inputs):
+        return [inputs[1]]
     codes = ""
     if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
         lookups.extend(_lookups(eqn, inputs))
@@ -108,13 +109,23 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
             codes = _codes(inputs[0])
     sources = _sources(inputs)
     integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
-    return [Fact(depends, computed_from=sources, codes=codes) if integer else Fact(depends) for integer in integers]
+    shifted_from = next(filter(_index, inputs), None) if eqn.primitive is prim.add_p else None
+    return [
+        Fact(depends, computed_from=sources, codes=codes, shifted_from=shifted_from) if integer else Fact(depends)
+        for integer in integers
+    ]
 
 
-def _is_index(one: Fact, other: Fact) -> bool:
-    """Whether both are the row numbers of one plate, or elements of one argument."""
-    kinds = [(fact.row_of, _codes(fact)) for fact in (one, other)]
-    return any(kinds[0]) and kinds[0] == kinds[1]
+def _index(fact: Fact) -> tuple[str, str] | None:
+    """The plate of row numbers, or the argument of codes; None for other values."""
+    kind = fact.row_of or "", _codes(fact)
+    return kind if any(kind) else None
+
+
+def _counts_from_the_end(mask: Fact, i: Fact, *others: Fact) -> bool:
+    """Whether a selection is ``select(i < 0, i, i + N)``, as which JAX reads an index."""
+    negative, shifted = mask.negative_of, others[0].shifted_from
+    return bool(negative and shifted and _index(i) and _index(negative) == _index(i) == _index(shifted))
 
 
 def _codes(fact: Fact) -> str:

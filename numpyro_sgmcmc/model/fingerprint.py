@@ -30,9 +30,9 @@ def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> in
 
 
 def _bytes(leaf: Any) -> bytes:
-    if isinstance(leaf, (bool, int, float, complex, str)):
+    if isinstance(leaf, str) or (isinstance(leaf, int) and abs(leaf) >= 2**63):
         return repr(leaf).encode()
-    if isinstance(leaf, np.generic):
+    if isinstance(leaf, (bool, int, float, complex, np.generic)):  # 1 and 1.0 are the same data
         leaf = np.asarray(leaf)
     if not isinstance(leaf, (np.ndarray, jax.Array, RowArray)):
         return b""

@@ -22,7 +22,7 @@ from numpyro.distributions import Distribution, MaskedDistribution, biject_to, c
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, checked_local, is_discrete
-from numpyro_sgmcmc.model.replay import FirstRun, LocalError, emit, run_again, to_plates
+from numpyro_sgmcmc.model.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again, to_plates
 from numpyro_sgmcmc.model.summed import summed_out
 
 
@@ -116,7 +116,7 @@ class drawn_locally:
                 name: x if as_they_are[name] else biject_to(sites[name].support).inv(x) for name, x in inside.items()
             }
 
-        def density(values: Mapping[str, jax.Array]) -> Any:
+        def densities(values: Mapping[str, jax.Array]) -> Any:
             log_dets = []
 
             def value_of(name: str, fn: Distribution) -> jax.Array:
@@ -126,8 +126,11 @@ class drawn_locally:
                 log_dets.append(log_det)
                 return value
 
-            total, _ = run_again(self.fn, args, kwargs, first, value_of)
-            return sum((to_plates(x, list(first.frames.values())) for x in log_dets), start=total)
+            total, others = run_again(self.fn, args, kwargs, first, value_of)
+            return sum((to_plates(x, list(first.frames.values())) for x in log_dets), start=total), others
+
+        def density(values: Mapping[str, jax.Array]) -> Any:
+            return densities(values)[0]
 
         plates = [name for name in first.frames if first.plates[name][0][1] is not None]
         rows = {name: first.plates[name][1] for name in plates}
@@ -137,6 +140,7 @@ class drawn_locally:
             axes = {name: first.frames[plates[0]] - fn.event_dim for name, fn in sites.items()}
             rows_first = {name: jnp.moveaxis(x, axes[name], 0) for name, x in start.items()}
             start = {name: jnp.moveaxis(x, 0, axes[name]) for name, x in _told("local_start", rows_first).items()}
+        check_nothing_else_depends(densities, start, "drawn by local=")
         given = (lax.stop_gradient(first.globals()), of_rows, *args), kwargs
         conditional = Conditional(sites, start, density, on_support, off_support, given)
         sampler = _told("local_sampler", self.local)

@@ -15,6 +15,7 @@ def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str],
     """
     Plate -> batch size, for the minibatched plates.
 
+    :param batch_size: a number, a dict that goes before the declared sizes, or ``{}``: all rows of all plates.
     :param local: whether latent sites may be in a minibatched plate.
     """
     for name, (size, n) in structure.in_scan.items():
@@ -24,6 +25,8 @@ def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str],
     if batch_size is None:
         return declared
     if isinstance(batch_size, Mapping):
+        if not batch_size:
+            return {}
         chosen = dict(batch_size)
     else:
         chosen = {_the_data_plate(structure, batch_size, siblings, local): batch_size}

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.primitives import Messenger
 
+from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, follow
+
 
 class LocalError(ValueError):
     """An error in a local site; the message names the site."""
@@ -137,6 +139,22 @@ def run_again(model: Callable, args: tuple, kwargs: Mapping[str, Any], first: Fi
     ours = {name: density for name, density in replay.densities.items() if name in first.hidden | first.sites.keys()}
     total = sum((to_plates(density, list(first.frames.values())) for density in ours.values()), start=jnp.zeros(()))
     return total, {name: density for name, density in replay.densities.items() if name not in ours}
+
+
+def check_nothing_else_depends(density: Callable, values: Mapping[str, jax.Array], how: str) -> None:
+    """
+    :param density: values of the local sites -> what :func:`run_again` returns.
+    :param how: what happens to the local sites, for the message.
+    :raises LocalError: if a site outside the plates of the local sites depends on one of them.
+    """
+    closed, (_, others) = jax.make_jaxpr(density, return_shape=True)(values)
+    facts, _ = follow(closed, [Fact(frozenset([name])) for name in sorted(values)], lambda _: CLOSED_OVER)
+    for name, fact in zip(sorted(others), facts[-len(others) :] if others else []):
+        for local in sorted(fact.depends):
+            raise LocalError(
+                f"site {name!r} depends on {local!r}, which is {how}, but is outside its plates. Move it into "
+                "them, with one log density for each of their elements."
+            )
 
 
 def to_plates(density: jax.Array, dims: list[int]) -> jax.Array:

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution
 
-from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, follow
-from numpyro_sgmcmc.model.replay import FirstRun, LocalError, emit, run_again
+from numpyro_sgmcmc.model.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again
 
 MOST = 1024  # maximal number of elements of the joint support
 
@@ -61,7 +60,7 @@ class summed_out:
             value_of = lambda name, fn: jnp.broadcast_to(elements[name], fn.shape())  # noqa: E731
             return run_again(self.fn, args, kwargs, first, value_of)
 
-        _check_nothing_else_depends(density, {site: values[0] for site, values in joint.items()}, name)
+        check_nothing_else_depends(density, {site: values[0] for site, values in joint.items()}, "summed out")
         total = jax.nn.logsumexp(jax.vmap(lambda e: density(e)[0])(joint), axis=0)
         emit("+".join(first.observed) or f"_{name}_summed_out", total, first)  # their marginal density
         return result
@@ -110,14 +109,3 @@ def _joint(supports: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         )
     index = np.array(list(itertools.product(*(range(len(values)) for values in supports.values()))))
     return {name: jnp.asarray(values[index[:, k]]) for k, (name, values) in enumerate(supports.items())}
-
-
-def _check_nothing_else_depends(density: Any, elements: Mapping[str, jax.Array], local: str) -> None:
-    closed, (_, others) = jax.make_jaxpr(density, return_shape=True)(elements)
-    facts, _ = follow(closed, [Fact(frozenset([local])) for _ in elements], lambda _: CLOSED_OVER)
-    for name, fact in zip(sorted(others), facts[-len(others) :] if others else []):
-        if fact.depends:
-            raise LocalError(
-                f"site {name!r} depends on {local!r}, which is summed out, but is outside its plates. Move it into "
-                "them, with one log density for each of their elements."
-            )

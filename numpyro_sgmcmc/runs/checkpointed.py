@@ -93,7 +93,8 @@ class Checkpointed:
         in it stops the run, which can be continued later.
     :param averages: a function of a draw, a dict of constrained values, that returns any pytree of arrays; ``dict`` for
         the values themselves. Its mean and variance are kept instead of the draws. They are in :attr:`averages` when
-        the run has ended, and ``get_samples()`` is empty. The other fields, a few numbers per draw, are still kept.
+        the run has ended, and ``get_samples()`` is empty, so that ``summary`` and other checks of draws have nothing to
+        check. The other fields, a few numbers per draw, are still kept.
     :raises TypeError: for another kernel, or an ``every`` of another type.
     :raises ValueError: if ``mcmc.post_warmup_state`` is set, or ``every`` is not above 0.
 

@@ -130,7 +130,7 @@ class Tuner:
             zero + 1,
             jnp.zeros(d, dtype),
             zero,
-            jnp.ones((), jnp.int32),
+            jnp.asarray(self.steps_per_sample or 1, jnp.int32),
             zero + 1,
             zero + self.rule.dynamics.largest_step(1.0),
             jnp.zeros((), jnp.int32),
@@ -148,7 +148,8 @@ class Tuner:
         Called before a transition of the warm-up, and before the first one after it. At the end of a round it updates
         the settings; within a round it adds the previous draw to the moments.
 
-        :param z: positions of the chains, along the first axis, as in ``phase``.
+        :param z: positions of the chains, along the first axis, as in ``phase``, and in ``gradient_state`` unless the
+            estimator shares it.
         """
         key_change, key_look, key_momentum = random.split(key, 3)
         t, end = tuning.transition, tuning.num_warmup
@@ -264,10 +265,14 @@ class Tuner:
         return jax.vmap(lambda x, p: self.rule.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
 
     def _pair(self, potential, coordinates, x, gradient_state, rng_key):
-        """Gradients in x from two new minibatches for each chain."""
+        """
+        Gradients in x from two new minibatches for each chain.
+
+        :param gradient_state: of all chains if the estimator shares it, otherwise with chains along the first axis.
+        """
         unravel = unraveler(potential.prototype)
 
-        def one(x, key):
+        def one(x, key, gradient_state):
             z = unravel(coordinates.to_z(x))
 
             def gradient(key):
@@ -279,7 +284,8 @@ class Tuner:
 
             return jax.vmap(gradient)(random.split(key))
 
-        pairs = jax.vmap(one)(x, random.split(rng_key, len(x)))
+        axis = None if self.gradient.shared else 0
+        pairs = jax.vmap(one, (0, 0, axis))(x, random.split(rng_key, len(x)), gradient_state)
         return pairs[:, 0], pairs[:, 1]
 
 

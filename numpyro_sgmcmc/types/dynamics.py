@@ -98,11 +98,10 @@ class Dynamics(Protocol):
 class Adaptive(Protocol):
     """A dynamics that adapts its own variables during the warm-up."""
 
-    def adapt(self, phase: Phase, gradient: Any, i: jax.Array, num_warmup: jax.Array) -> Phase:
+    def adapt(self, phase: Phase, i: jax.Array, num_warmup: jax.Array) -> Phase:
         """
-        The phase after step ``i`` with its thermostat and auxiliary variables adapted.
+        The phase before step ``i``. Its auxiliary variables say whether this step may adapt them.
 
-        :param gradient: the last one of this step.
         :param num_warmup: integrator steps of the warm-up. From this step on nothing may change.
         """
         ...
