@@ -54,7 +54,7 @@ PLANS = {
             "descent in cycles": Setting(0.1, QUIET),
             "MSGNHT ssi": Setting(0.1, 0.02),
             "adaptive SGHMC": Setting(0.01, 0.02),
-            "PSGLD": Setting(0.01, 1e-3),
+            "PSGLD": Setting(0.003, 1e-3),
             "SG-Barker": Setting(1e-5, 0.02),
         },
     ),

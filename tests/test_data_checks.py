@@ -1,5 +1,7 @@
 """Values of the data that a run would not show: codes beyond an array, and rows whose energy is not finite."""
 
+import warnings
+
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD
+from numpyro_sgmcmc.kernels.data_checks import warn_of_values
 
 N = 300
 rng = np.random.default_rng(0)
@@ -141,6 +144,39 @@ def test_rows_that_are_not_finite(model, first, y, message, array):
         return started(model, array(first), array(y))
     with pytest.raises(ValueError, match=message):
         started(model, array(first), array(y))
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    "law, values, wrong",
+    [
+        (lambda w: dist.Categorical(logits=w), CODES, 0),
+        (lambda w: dist.Categorical(logits=w), CODES + 1, 100),
+        (lambda w: dist.Categorical(logits=w), changed(CODES, [7, 250], -1), 2),
+        (lambda w: dist.Bernoulli(logits=w[0]), 2.0 * (Y > 0) - 1, (Y <= 0).sum()),
+        (lambda w: dist.Poisson(jnp.exp(w[0])), changed(CODES, 250, -1), 1),
+        (lambda w: dist.Normal(w[0], 1), Y, 0),
+        (lambda w: dist.Uniform(0, jnp.exp(w[0])), np.abs(Y), 0),  # a bound that moves
+        (lambda w: dist.Gamma(jnp.exp(w[0]), 1).mask(w[0] > -9), Y, 0),
+    ],
+)
+def test_values_outside_the_support(law, values, wrong, array, monkeypatch):
+    """They may have a finite density, and then the run would not show them."""
+
+    def model(y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", len(y)) as rows:
+            numpyro.sample("y", law(w), obs=y[rows])
+
+    monkeypatch.setattr("numpyro_sgmcmc.kernels.data_checks.CHUNK", 70)
+    potential = SGLD(model, step_size=1e-3, batch_size=20)._potential((array(values),), {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_values(potential, (array(values),), {})
+    assert len(caught) == (wrong > 0)
+    if wrong:
+        assert "site 'y' observes values of argument 1 that are outside" in str(caught[0].message)
+        assert f"in {wrong} of 300 rows; the first is row" in str(caught[0].message)
 
 
 def test_the_name_of_a_keyword():

@@ -58,7 +58,7 @@ def check_draws(mcmc: Any, caller: str) -> None:
     kept = (states.get("step_size"), states.get(mcmc.sampler.sample_field))
     if mcmc.last_state is None or not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(kept)):
         raise ValueError(f"{caller}(mcmc): there are no draws yet; call mcmc.run(...) first.")
-    if not kept[1]:
+    if not jax.tree.leaves(kept[1]):
         raise ValueError(f"{caller}(mcmc): the run has kept averages and no draws. Run it without averages=.")
 
 

@@ -1,23 +1,27 @@
 """
-Checks of the values of the data, before a chain starts: codes that index beyond the end of an array, and rows whose
-energy is not finite. A run would show neither. JAX replaces such an index by the last one, and a step that uses such a
-row is refused.
+Checks of the values of the data, before a chain starts: codes that index beyond the end of an array, observed values
+outside of a support, and rows whose energy is not finite. A run would not name them. JAX replaces such an index by the
+last one, and a step that uses a row without a finite energy is refused.
 
 They cost one look at each array. Arrays on disk, or distributed over devices, are not read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import math
 from typing import Any
+import warnings
 
 import jax
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import constraints
 
 from numpyro_sgmcmc.model.arrays import named_leaves
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.compat import stack_level
 
 CHUNK = 2**22  # numbers that are looked at together
 
@@ -38,6 +42,28 @@ def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapp
                 f"{lookup.dim} of the shape {lookup.shape}). JAX would use the nearest element for an index that the "
                 f"array does not have, without an error. Use codes from 0 to {size - 1}: np.unique(codes, "
                 f"return_inverse=True)[1]. If the model masks these elements, write jnp.clip(codes, 0, {size - 1})."
+            )
+
+
+def warn_of_values(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
+    """
+    Warns of observed values outside the support of their distribution: its density has no meaning there, but is often a
+    number. Supports of vectors are not looked at, because a simplex has rounding errors.
+    """
+    arguments = _values(model_args, model_kwargs)
+    for name, site in potential.structure.sites.items():
+        x = arguments.get(site.argument)
+        if x is None or site.support is None or site.support.event_dim or site.support is constraints.real:
+            continue
+        with jax.ensure_compile_time_eval():
+            inside = np.concatenate([np.asarray(site.support(part)) for part in _parts(x)])
+        wrong = np.flatnonzero(~inside.reshape(len(x), -1).all(1))
+        if len(wrong):
+            warnings.warn(
+                f"site {name!r} observes values of {site.argument} that are outside the support of its distribution, "
+                f"{site.support!r}, in {len(wrong)} of {len(x)} rows; the first is row {wrong[0]}. Their density has "
+                "no meaning. Labels of K classes must be 0, ..., K - 1: np.unique(labels, return_inverse=True)[1].",
+                stacklevel=stack_level(),
             )
 
 
@@ -98,10 +124,12 @@ def _values(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> dict[s
 def _rows_that_are_not_finite(x: Any) -> np.ndarray:
     if isinstance(x, jax.Array) and bool(jnp.isfinite(x).all()):
         return np.zeros(0, int)
-    rows = max(1, CHUNK // max(1, x[0].size))
-    found = []
-    for first in range(0, len(x), rows):
-        part = np.asarray(x[first : first + rows])
-        if not np.isfinite(part).all():
-            found.append(first + np.flatnonzero(~np.isfinite(part).reshape(len(part), -1).all(1)))
-    return np.concatenate(found) if found else np.zeros(0, int)
+    return np.flatnonzero(
+        np.concatenate([~np.isfinite(part).reshape(len(part), -1).all(1) for part in map(np.asarray, _parts(x))])
+    )
+
+
+def _parts(x: Any) -> Iterator[Any]:
+    """An array in parts along its first axis."""
+    rows = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
+    return (x[first : first + rows] for first in range(0, len(x), rows))

@@ -18,7 +18,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
-from numpyro_sgmcmc.kernels.data_checks import check_codes, check_finite
+from numpyro_sgmcmc.kernels.data_checks import check_codes, check_finite, warn_of_values
 from numpyro_sgmcmc.kernels.end_of_run import Bar
 from numpyro_sgmcmc.kernels.parts import chain_of_parts
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, raw_key, stream
@@ -235,6 +235,7 @@ class SGMCMC(MCMCKernel):
             check_init_params(init_params, potential, batched)
             check_init_strategy(chain.init_strategy, potential)
         check_codes(potential, model_args, model_kwargs)
+        warn_of_values(potential, model_args, model_kwargs)
         on_potential = partial(
             compiled,
             model=self._model,

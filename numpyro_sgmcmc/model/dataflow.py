@@ -93,42 +93,44 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
         return inputs
     if eqn.primitive in _RESHAPES:
         part = eqn.primitive is prim.slice_p and eqn.invars[0].aval.ndim > 1  # perhaps of some columns only
-        codes = "" if part else _codes(inputs[0])
+        codes = "" if part else codes_of(inputs[0])
         return [Fact(depends, inputs[0].row_of, inputs[0].computed_from, codes=codes)] * len(eqn.outvars)
     if eqn.primitive is prim.concatenate_p:
         return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
     if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
         return [Fact(depends, negative_of=inputs[0])]
-    if eqn.primitive is prim.select_n_p and _counts_from_the_end(*inputs):
+    if eqn.primitive is prim.select_n_p and len(inputs) == 3 and _counts_from_the_end(*inputs):
         return [inputs[1]]
     codes = ""
     if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
         lookups.extend(_lookups(eqn, inputs))
         inputs = inputs[:1]  # the result does not count as computed from the index
         if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:
-            codes = _codes(inputs[0])
+            codes = codes_of(inputs[0])
     sources = _sources(inputs)
     integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
     shifted_from = next(filter(_index, inputs), None) if eqn.primitive is prim.add_p else None
     return [
-        Fact(depends, computed_from=sources, codes=codes, shifted_from=shifted_from) if integer else Fact(depends)
+        Fact(depends, computed_from=sources, codes=codes, shifted_from=shifted_from)
+        if integer
+        else Fact(depends, codes=codes)
         for integer in integers
     ]
 
 
 def _index(fact: Fact) -> tuple[str, str] | None:
     """The plate of row numbers, or the argument of codes; None for other values."""
-    kind = fact.row_of or "", _codes(fact)
+    kind = fact.row_of or "", codes_of(fact)
     return kind if any(kind) else None
 
 
-def _counts_from_the_end(mask: Fact, i: Fact, *others: Fact) -> bool:
-    """Whether a selection is ``select(i < 0, i, i + N)``, as which JAX reads an index."""
-    negative, shifted = mask.negative_of, others[0].shifted_from
+def _counts_from_the_end(mask: Fact, i: Fact, other: Fact) -> bool:
+    """Whether a selection is i + N where i < 0, and otherwise i: how JAX reads an index."""
+    negative, shifted = mask.negative_of, other.shifted_from
     return bool(negative and shifted and _index(i) and _index(negative) == _index(i) == _index(shifted))
 
 
-def _codes(fact: Fact) -> str:
+def codes_of(fact: Fact) -> str:
     """The argument of the model that a value consists of."""
     return fact.codes or (fact.argument if fact.argument != CLOSED_OVER else "")
 
@@ -170,5 +172,5 @@ def _lookups(eqn: Any, inputs: list[Fact]) -> list[Lookup]:
     if eqn.params.get("mode") in (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP):
         return by_rows  # the model says what an index beyond the end means
     return by_rows + [
-        Lookup("", False, shape, dim, array.argument, _codes(column)) for dim, column in single if _codes(column)
+        Lookup("", False, shape, dim, array.argument, codes_of(column)) for dim, column in single if codes_of(column)
     ]

@@ -18,11 +18,12 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpyro
-from numpyro.distributions import Distribution, MaskedDistribution, biject_to, constraints
+from numpyro.distributions import Distribution, biject_to, constraints
 from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, checked_local, is_discrete
 from numpyro_sgmcmc.model.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again, to_plates
+from numpyro_sgmcmc.model.structure import is_masked, moves
 from numpyro_sgmcmc.model.summed import summed_out
 
 
@@ -101,7 +102,7 @@ class drawn_locally:
             return result
         sites = {name: site.fn for name, site in first.sites.items()}
         as_they_are = {
-            name: is_discrete(fn) or not (getattr(self.local, "on_real_line", True) or _moves(fn.support))
+            name: is_discrete(fn) or not (getattr(self.local, "on_real_line", True) or moves(fn.support))
             for name, fn in sites.items()
         }
 
@@ -160,11 +161,6 @@ def _on_support(x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
     return value, log_det.sum(tuple(range(-event_dim, 0)))
 
 
-def _moves(support: Any) -> bool:
-    """Whether a support may depend on other sites, because one of its bounds is an array."""
-    return any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(support))
-
-
 def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
     """
     Moves a value that was rounded to the boundary of its support, where densities may be infinite, inside. A value
@@ -183,10 +179,4 @@ def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
         inside, possible = value, support(value)
     else:
         return value
-    return inside if _is_masked(fn) else jnp.where(possible, inside, jnp.nan)
-
-
-def _is_masked(fn: Any) -> bool:
-    while fn is not None and not isinstance(fn, MaskedDistribution):
-        fn = getattr(fn, "base_dist", None)
-    return fn is not None
+    return inside if is_masked(fn) else jnp.where(possible, inside, jnp.nan)

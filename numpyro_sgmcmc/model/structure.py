@@ -11,11 +11,11 @@ import jax
 from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
+from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
 from numpyro.infer import init_to_sample
 
 from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
-from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, follow
+from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, codes_of, follow
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
 from numpyro_sgmcmc.utils.compat import ParamShape
@@ -34,6 +34,8 @@ class Site(NamedTuple):
     one_number_in: frozenset[str]  # plates over which its log density is one number, repeated
     uses: frozenset[str] = frozenset()  # plates whose rows its log density depends on
     scale: float | None = 1.0  # factor of its log density, that of its plates included; None if it is not one number
+    argument: str = ""  # the argument of the model that observed values are elements of
+    support: Any = None  # of an observed site without a mask, if its bounds are numbers
 
 
 class Structure(NamedTuple):
@@ -81,10 +83,14 @@ def outline(
     """
     chosen = minibatch(model)
     statements, facts, lookups = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
-    log_densities, values = facts
+    log_densities, values, observed = facts
+    argument = {name: codes_of(fact) for name, (fact,) in observed.items()}
     uses = {name: frozenset().union(*(fact.depends for fact in leaves)) for name, leaves in values.items()}
     return Structure(
-        sites={name: site._replace(uses=log_densities[name].depends) for name, site in statements.sites.items()},
+        sites={
+            name: site._replace(uses=log_densities[name].depends, argument=argument.get(name, ""))
+            for name, site in statements.sites.items()
+        },
         plates=chosen.declared,
         frozen=statements.frozen,
         has_params=statements.has_params,
@@ -108,7 +114,8 @@ def _abstract_run(
     transforms: Transforms | None,
 ) -> tuple[_Statements, Any, list[Lookup]]:
     """
-    :return: the statements; the facts about log densities and deterministic values, by name; the indexed arrays.
+    :return: the statements; the facts about log densities, deterministic values, and observed values, by name; the
+        indexed arrays.
     """
     found: list[_Statements] = []
     shapes, with_traced = without_data(args, kwargs)
@@ -122,7 +129,8 @@ def _abstract_run(
         # these values are static; the shapes must be read while the tracers exist
         found.append(_read(tr, densities, transforms))
         values = {name: _arrays(tr[name]["value"]) for name in found[-1].deterministic}
-        return densities, values
+        observed = {name: _arrays(tr[name]["value"]) for name, site in found[-1].sites.items() if site.observed}
+        return densities, values, {name: leaves for name, leaves in observed.items() if leaves}
 
     rows = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
     try:
@@ -198,7 +206,20 @@ def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | No
             if not any(has_rows(shape, frame.dim, frame.size) for shape in (own, values))
         ),
         scale=_number(site["scale"]),
+        support=fn.support if observed and not is_masked(fn) and not moves(fn.support) else None,
     )
+
+
+def moves(support: Any) -> bool:
+    """Whether a support may depend on other sites, because one of its bounds is an array."""
+    return any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(support))
+
+
+def is_masked(fn: Any) -> bool:
+    """Whether a distribution has a mask."""
+    while fn is not None and not isinstance(fn, MaskedDistribution):
+        fn = getattr(fn, "base_dist", None)
+    return fn is not None
 
 
 def _number(scale: Any) -> float | None:
