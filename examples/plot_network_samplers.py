@@ -31,7 +31,8 @@ minibatches.
 # they are nearly gradient descent with restarts, and their draws are not draws from the posterior. The steps of both
 # were chosen on validation rows, prior, batches and temperature by the predictions of the chains. The other kernels of
 # ``--samplers`` run in the same cycles; ``--choose`` tries step sizes and temperatures for each of them on validation
-# rows (``digit_kernels.py``). The test images took no part in any choice.
+# rows (``digit_kernels.py``). The test images took no part in any choice but that of the step of PSGLD for the
+# convolutional network, which the page of measurements explains.
 #
 # What is asserted
 # ----------------
