@@ -156,6 +156,7 @@ def test_rows_that_are_not_finite(model, first, y, message, array):
         (lambda w: dist.Bernoulli(logits=w[0]), 2.0 * (Y > 0) - 1, (Y <= 0).sum()),
         (lambda w: dist.Poisson(jnp.exp(w[0])), changed(CODES, 250, -1), 1),
         (lambda w: dist.Normal(w[0], 1), Y, 0),
+        (lambda w: dist.Bernoulli(logits=w[0]), np.where(Y > 0, 1.0, np.nan), 0),
         (lambda w: dist.Uniform(0, jnp.exp(w[0])), np.abs(Y), 0),  # a bound that moves
         (lambda w: dist.Gamma(jnp.exp(w[0]), 1).mask(w[0] > -9), Y, 0),
     ],

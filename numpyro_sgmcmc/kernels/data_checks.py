@@ -48,7 +48,8 @@ def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapp
 def warn_of_values(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
     """
     Warns of observed values outside the support of their distribution: its density has no meaning there, but is often a
-    number. Supports of vectors are not looked at, because a simplex has rounding errors.
+    number. NaN is left to :func:`check_finite`. Supports of vectors are not looked at, because a simplex has rounding
+    errors.
     """
     arguments = _values(model_args, model_kwargs)
     for name, site in potential.structure.sites.items():
@@ -56,7 +57,7 @@ def warn_of_values(potential: ModelPotential, model_args: tuple, model_kwargs: M
         if x is None or site.support is None or site.support.event_dim or site.support is constraints.real:
             continue
         with jax.ensure_compile_time_eval():
-            inside = np.concatenate([np.asarray(site.support(part)) for part in _parts(x)])
+            inside = np.concatenate([np.asarray(site.support(part) | jnp.isnan(part)) for part in _parts(x)])
         wrong = np.flatnonzero(~inside.reshape(len(x), -1).all(1))
         if len(wrong):
             warnings.warn(
