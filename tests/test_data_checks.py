@@ -146,6 +146,16 @@ def test_rows_that_are_not_finite(model, first, y, message, array):
         started(model, array(first), array(y))
 
 
+def test_arrays_without_elements():
+    def model(y, x, later):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(mu + x[rows].sum(1), 1), obs=y[rows])
+        numpyro.sample("later", dist.Poisson(jnp.exp(mu)).expand([0]).to_event(1), obs=later)
+
+    started(model, Y, np.zeros((N, 0), np.float32), np.zeros(0, np.int32))
+
+
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 @pytest.mark.parametrize(
     "law, values, wrong",

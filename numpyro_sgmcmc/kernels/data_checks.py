@@ -117,6 +117,7 @@ def _values(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> dict[s
         if isinstance(leaf, (np.ndarray, jax.Array))
         and not isinstance(leaf, (Tracer, np.memmap))
         and leaf.ndim
+        and leaf.size
         and leaf.dtype != object
         and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     }
