@@ -16,6 +16,7 @@ N, DIM, B = 12, 3, 4
 X = np.asarray(random.normal(random.key(0), (N, DIM)))
 Y = np.asarray(random.normal(random.key(1), (N,)))
 GROUP = np.arange(N) % 2
+GROUP_ON_DEVICE = jnp.asarray(GROUP)
 
 
 def init(model, *args, batch_size=B, **kwargs):
@@ -73,6 +74,36 @@ def test_an_array_that_is_closed_over():
 def test_a_plate_of_another_size(size, rows):
     with pytest.raises(ValueError, match=rf"has {size} rows, but indexes argument 1 of shape \(12, 3\).*{rows}"):
         init(regression, X, Y, size=size)
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("batch_size", [{}, None])
+@pytest.mark.parametrize(
+    "size, rows", [(2 * N, "rows that the array does not have. Give"), (5, r"no row of the array from 5 on.*x\[:5\]")]
+)
+def test_a_plate_of_another_size_with_all_of_its_rows(size, rows, batch_size, array):
+    with pytest.raises(ValueError, match=rf"has {size} rows, but indexes argument 1 of shape \(12, 3\).*{rows}"):
+        init(regression, array(X), array(Y), size=size, batch_size=batch_size)
+
+
+def test_a_plate_of_another_size_whose_batch_size_is_automatic():
+    x, y = np.tile(X, (300, 1)), np.tile(Y, 300)
+    assert SGLD(regression)._potential((x, y), {}).plates["rows"].batch_size == 500
+    with pytest.raises(ValueError, match="plate 'rows' has 1200 rows, but indexes argument 1"):
+        SGLD(regression)._potential((x, y, 1200), {})
+
+
+def test_a_plate_beside_the_minibatched_one():
+    def by_group(x, y, prior_scale):
+        with numpyro.plate("groups", 2) as groups:
+            w = numpyro.sample("w", dist.Normal(0, prior_scale[groups]))
+        with numpyro.plate("rows", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(w[GROUP_ON_DEVICE[rows]], 1), obs=y[rows])
+
+    init(by_group, X, Y, jnp.ones(2), batch_size={"rows": B})
+    for length in (1, 3):
+        with pytest.raises(ValueError, match=rf"'groups' has 2 rows, but indexes argument 3 of shape \({length},\)"):
+            init(by_group, X, Y, jnp.ones(length), batch_size={"rows": B})
 
 
 def in_each_way_of_indexing(y, how):

@@ -1,5 +1,6 @@
 """The numbers of a kernel, found in its warm-up."""
 
+from functools import partial
 import pickle
 import warnings
 
@@ -11,7 +12,8 @@ import models
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
+from numpyro.distributions.transforms import OrderedTransform
+from numpyro.infer import MCMC, init_to_median
 import pytest
 from scipy.stats import norm
 
@@ -265,6 +267,58 @@ def test_the_search_begins_where_the_gradient_is_finite(starts, expected, monkey
     monkeypatch.setattr("numpyro_sgmcmc.tuning.search.normal_law", lambda energy, law, *rest: (law, 1.0, 0))
     potential = SGHMC(half_without_gradient)._potential((), {})
     assert search(potential, {"z": jnp.asarray(starts)}, random.key(0)).coordinates.center == expected
+
+
+def three_components(y):
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    ordered = dist.TransformedDistribution(dist.Normal(0, 5).expand([3]).to_event(1), OrderedTransform())
+    means, sds = numpyro.sample("means", ordered), numpyro.sample("sds", dist.HalfNormal(2).expand([3]).to_event(1))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(means, sds)), obs=y[rows])
+
+
+def test_the_start_is_in_the_mode_with_the_mass():
+    """One descent ends in another mode for some keys, 100 nats higher or more, where all chains would agree."""
+    rng = np.random.default_rng(0)
+    which = rng.choice(3, 2000, p=[0.5, 0.3, 0.2])
+    y = np.array([-4.0, 0.0, 5.0])[which] + np.array([0.5, 1.0, 1.5])[which] * rng.normal(size=2000)
+    truth = {
+        "weights": jnp.array([0.5, 0.3, 0.2]), "means": jnp.array([-4.0, 0.0, 5.0]), "sds": jnp.array([0.5, 1.0, 1.5])
+    }  # fmt: skip
+    potential = SGHMC(three_components)._potential((y.astype(np.float32),), {})
+
+    def energy(z):
+        return potential.estimate(z, {"N": jnp.arange(len(y))}, random.key(0))
+
+    def above_the_truth(key, descents):
+        z = best_of_several(potential, key, potential.some_rows(), descents)
+        return energy(z) - energy(potential.unconstrain(truth))
+
+    keys = random.split(random.key(0), 8)
+    one, several = (jax.jit(jax.vmap(partial(above_the_truth, descents=k)))(keys) for k in (1, 8))
+    assert (one > 100).sum() >= 3 and (several < 30).all()
+
+
+def test_the_number_of_descents():
+    """Eight for all chains together; none if the position is given, or if they would be expensive."""
+
+    def count(kernel, chains, *args):
+        return kernel._chains(kernel._potential(args, {}))._descents(chains)
+
+    y = np.zeros(2000, np.float32)
+    assert [count(SGHMC(three_components), chains, y) for chains in (1, 4, 100)] == [8, 2, 1]
+    assert count(SGHMC(three_components, step_size=1e-3, batch_size=100), 1, y) == 0
+    assert count(SGHMC(three_components, batch_size={}), 1, y) == 0
+    assert count(SGHMC(three_components, init_strategy=init_to_median), 1, y) == 0
+    assert count(SGHMC(three_components, batch_size={}), 1, y[:100]) == 8
+
+
+def test_a_given_start_is_not_replaced():
+    kernel, y = SGHMC(three_components), np.zeros(2000, np.float32)
+    given = {name: 0.5 + jnp.zeros(site.shape) for name, site in kernel._potential((y,), {}).prototype.items()}
+    state = kernel.init(random.key(0), 100, given, (y,), {})
+    assert all((state.z[name] == 0.5).all() for name in given) and state.tuning.passes == 0
+    assert kernel.init(random.key(0), 100, None, (y,), {}).tuning.passes == 8 * 1000 * 100 / len(y)
 
 
 def test_a_start_without_a_finite_gradient_is_the_origin():

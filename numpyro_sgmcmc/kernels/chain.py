@@ -69,16 +69,18 @@ class Chain:
         init_params: Sites | None,
         num_warmup: int = 0,
         fingerprint: int = 0,
+        descents: int = 0,
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
         """
         :param init_params: unconstrained values for some sites; the others start by ``init_strategy``.
         :param int num_warmup: integrator steps of the warm-up.
         :param int fingerprint: fingerprint of the data, 0 if it is not known.
+        :param int descents: number of descents whose best end is the start, unless it is given.
         :return: the initial state, and the energy of each site there.
         """
         rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
         rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
-        z = self.start(potential, key_z, rows, init_params)
+        z = self.start(potential, key_z, rows, init_params, descents)
         if self.tuned:
             return self._untuned(potential, rng_key, z, rows, rows_state, key_gradient, num_warmup, fingerprint)
         balance = isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None
@@ -137,10 +139,13 @@ class Chain:
             rng_key=rng_key,
         )
 
-    def start(self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None) -> Sites:
-        """The position given by ``init_params`` and ``init_strategy``."""
+    def start(
+        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, descents: int = 0
+    ) -> Sites:
+        """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
         if self.tuned and self.init_strategy is None:
-            z = best_of_several(potential, rng_key, rows)
+            descents = 0 if init_params is not None else descents
+            z = best_of_several(potential, rng_key, rows, descents, is_contiguous(self.rows))
         else:
             z = potential.initial(rng_key, rows, self.init_strategy)
         if init_params is None:

@@ -6,6 +6,7 @@ are updated before each transition, and are the same for all chains.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+import math
 from typing import Any
 
 import jax
@@ -18,7 +19,9 @@ from numpyro_sgmcmc.kernels.read_ahead import repeat_with_rows
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.model.row_array import RowArray
 from numpyro_sgmcmc.rows.schemes import for_devices
+from numpyro_sgmcmc.tuning.start import descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Sites
@@ -73,13 +76,15 @@ class Chains:
             if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
                 init_params = potential.unconstrain(init_params)
             steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
-            return chain.init(potential, rng_key, init_params, steps, fingerprint)
+            return chain.init(potential, rng_key, init_params, steps, fingerprint, descents)
 
         single = is_key(rng_key)
+        descents = self._descents(1 if single else len(rng_key))
         state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
         if chain.tuned:
             chains = None if single else len(rng_key)
-            state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup)
+            passes = 0.0 if init_params is not None else passes_of(potential, descents * (chains or 1))
+            state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes)
         return state, energies
 
     def transition(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
@@ -96,6 +101,17 @@ class Chains:
         step = over_chains(partial(chain.step, potential), axes, 0)
         moved = repeat_with_rows(step, begun, steps, potential, chain.rows)
         return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
+
+    def _descents(self, chains: int) -> int:
+        """Number of descents for the start of each chain of a kernel that chooses its settings."""
+        arguments = jax.tree.leaves((self.potential.args, self.potential.kwargs))
+        in_memory = not any(isinstance(leaf, RowArray) for leaf in arguments)
+        free = self.chain.tuned and self.chain.init_strategy is None and self.known is None
+        if not free or not in_memory or GIBBS_SITES_KWARG in self.potential.kwargs:
+            return 0
+        sites = self.potential.structure.sites.values()
+        observed = sum(math.prod(site.log_prob_shape) for site in sites if site.observed)
+        return descents_of(self.potential, observed, chains)
 
     @property
     def _tuner(self) -> Tuner:

@@ -24,15 +24,23 @@ def axes_of_chains(chain: Chain) -> Any:
 
 
 def with_tuning(
-    chain: Chain, tuner: Tuner, potential: ModelPotential, state: SGMCMCState, chains: int | None, num_warmup: int
+    chain: Chain,
+    tuner: Tuner,
+    potential: ModelPotential,
+    state: SGMCMCState,
+    chains: int | None,
+    num_warmup: int,
+    passes: float,
 ) -> SGMCMCState:
     """
     A new state, whose settings are chosen by its first transition.
 
     :param chains: number of chains, or None for a single chain without an axis.
     :param int num_warmup: transitions of the warm-up.
+    :param float passes: passes over the data for the start.
     """
-    state = state._replace(tuning=tuner.start(potential, chains or 1, num_warmup))
+    tuning = tuner.start(potential, chains or 1, num_warmup)
+    state = state._replace(tuning=tuning._replace(passes=tuning.passes + passes))
     if not chain.gradient.shared:
         return state
     z = jax.tree.map(lambda x: jnp.zeros_like(x if chains is None else x[0]), state.z)

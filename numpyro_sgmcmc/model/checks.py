@@ -14,7 +14,7 @@ from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.row_array import RowArray, asks_for_all
-from numpyro_sgmcmc.model.row_checks import INDEXED, check_rows
+from numpyro_sgmcmc.model.row_checks import INDEXED, check_lengths, check_rows
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
@@ -57,9 +57,9 @@ def checked_structure(
         for plate in site.plates:
             if plate in plates:
                 raise ValueError(local_message(name, plate))
-    if not plates:
-        return plates, whole
-    return plates, _cut(model, args, kwargs, plates, transforms)
+    structure = _cut(model, args, kwargs, plates, transforms) if plates else whole
+    _check_other_plates(model, args, kwargs, transforms, whole, plates)
+    return plates, structure
 
 
 def _with_local_sites(
@@ -84,6 +84,7 @@ def _with_local_sites(
             f"local= is given, but there is no latent site in {_list(plates)}: {', '.join(map(repr, whole.latents))} "
             "are outside. Move the latent sites of the rows into the plate, or leave local= out."
         )
+    _check_other_plates(model, args, kwargs, transforms, whole, plates)
     return plates, cut
 
 
@@ -105,6 +106,27 @@ def _cut(
         ) from error
     check_rows(cut, plates)
     return cut
+
+
+def _check_other_plates(
+    model: Any,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    transforms: Transforms | None,
+    whole: Structure,
+    plates: Mapping[str, Plate],
+) -> None:
+    """
+    :raises ValueError: for data that do not fit a plate that is not minibatched.
+    """
+    others = {name: size for name, (size, _) in whole.plates.items() if name not in plates}
+    if not others:
+        return
+    try:
+        indexed = outline(model, args, kwargs, others, transforms)
+    except Exception:  # a model may need the numbers of such rows, for example to index a NumPy array
+        return
+    check_lengths(indexed, {name: Plate(size, size) for name, size in others.items()})
 
 
 def _outline_of_all_rows(

@@ -44,11 +44,14 @@ def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
         wrong_length = length < size or (length > size and argument)
         if exact and wrong_length and (plate, length) not in shifted:
             what = f"{argument or 'an array'} of shape {shape}"
-            wrong = "rows that the array does not have" if length < size else f"no row of the array from {size} on"
+            wrong, first = "rows that the array does not have", ""
+            if length > size:
+                wrong = f"no row of the array from {size} on"
+                first = f" To use the first {size} rows, write x[:{size}][rows]."
             raise ValueError(
                 f"plate {plate!r} has {size} rows, but indexes {what} with {length} in dimension {dim}: it would use "
                 f"{wrong}. Give the plate the length of its data, numpyro.plate({plate!r}, len(x)), and all arrays "
-                f"that it indexes the same number of rows. To use the first {size} rows, write x[:{size}][rows]."
+                f"that it indexes the same number of rows.{first}"
             )
 
 

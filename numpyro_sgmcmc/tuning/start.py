@@ -10,46 +10,70 @@ the numbers.
 
 The descent minimises :math:`E_q U - \sum_j s_j` over mean-field normals q = N(m, exp(2 s)), not U over points: the mode
 of a hierarchical model with an unknown scale is where the scale is 0, which is a bad start.
+
+A descent can end in a mode that has hardly any mass, as for a mixture. So kernels that choose their settings start at
+the best of ``DESCENTS`` cheaper descents, each from another place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.model.coordinates import is_wide
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
-from numpyro_sgmcmc.types import Potential, Rows, Sites
+from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
 STEPS = 1000  # steps of the descent
 FIRST, LAST = 0.1, 1e-4  # Adam's step size, in units of the unconstrained coordinates
 LOG_WIDTH = -2.0  # initial log width of the normal
 DESCENT_ROWS = 500  # minimal number of rows per step, so that the descent is not limited by minibatch noise
+DESCENTS, FEW_ROWS = 8, 100  # number of cheaper descents, for all chains together, and the rows of their steps
 PLACES = 23  # number of positions that are compared for a start
+WIDE = 40  # number of those that are added if there are descents
 PROBES = 300  # number of minibatches, which give the variance of the gradient to 8 %
 
 
-def best_of_several(potential: Potential, rng_key: jax.Array, rows: Rows) -> Sites:
+def best_of_several(
+    potential: Potential, rng_key: jax.Array, rows: Rows, descents: int = 0, contiguous: bool = False
+) -> Sites:
     """
     The position with the smallest finite energy among draws of normals around 0 with various widths up to 2; the origin
     if no energy is finite.
+
+    :param int descents: number of the best draws, of more of them, that are replaced by the means of the mean-field
+        normals found from there.
+    :param contiguous: as for :func:`mean_field`.
     """
-    key_draws, key_model = random.split(rng_key)
+    key_draws, key_model, key_rows, key_steps = random.split(rng_key, 4)
     sizes = 2.0 ** (1 - jnp.arange(PLACES) / 2)
-    origin = {name: jnp.zeros(site.shape, site.dtype) for name, site in potential.prototype.items()}
+    sizes = jnp.concatenate([jnp.zeros(1), sizes, jnp.tile(sizes[:4], WIDE // 4 if descents else 0)])
 
     def draw(key, size):
-        return jax.tree.map(lambda n: size * n, noise.normal_like(key, origin))
+        normals = noise.normal_like(key, potential.prototype)
+        return jax.tree.map(lambda n: size.astype(n.dtype) * n, normals)
 
-    draws = jax.vmap(draw)(random.split(key_draws, PLACES), sizes)
-    draws = jax.tree.map(lambda x, o: jnp.concatenate([x, o[None]]), draws, origin)
+    def improved(draws):
+        def mean(z, key):
+            return _mean_field(potential, z, key_rows, key, _scheme(contiguous), _plates(potential, FEW_ROWS))[0]
 
-    energies = jax.vmap(with_gradient(lambda z: potential.estimate(z, rows, key_model)))(draws)
-    best = jnp.where(jnp.isfinite(energies).any(), jnp.argmin(energies), PLACES)
-    return jax.tree.map(lambda x: x[best], draws)
+        starts = jax.tree.map(lambda x: x[:descents], draws)
+        means = jax.vmap(mean)(starts, random.split(key_steps, descents))
+        return jax.tree.map(lambda x, new: x.at[:descents].set(new), draws, means)
+
+    def ordered(k, draws):
+        # in a loop, so that the energy is compiled once
+        energy = with_gradient(lambda z: potential.estimate(z, rows, key_model))
+        order = jnp.argsort(jax.vmap(energy)(draws))
+        draws = jax.tree.map(lambda x: x[order], draws)
+        return lax.cond(k == 0, improved, lambda draws: draws, draws) if descents else draws
+
+    draws = jax.vmap(draw)(random.split(key_draws, len(sizes)), sizes)
+    return jax.tree.map(lambda x: x[0], lax.fori_loop(0, 2 if descents else 1, ordered, draws))
 
 
 def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
@@ -60,6 +84,24 @@ def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Arr
         return jnp.where(trees.all_finite((value, gradient)), value, jnp.inf)
 
     return at
+
+
+def descents_of(potential: Potential, observed: int, chains: int) -> int:
+    """
+    Number of descents for each chain; 0 if there are too many coordinates, or too many observations that are not
+    minibatched.
+
+    :param int observed: observed numbers in one evaluation of the potential.
+    """
+    if is_wide(potential.prototype) or (not potential.plates and observed > DESCENT_ROWS):
+        return 0
+    return max(1, DESCENTS // chains)
+
+
+def passes_of(potential: Potential, descents: int) -> float:
+    """Rows used by descents, in passes over the data."""
+    size = max((plate.size for plate in potential.plates.values()), default=1)
+    return descents * STEPS * min(FEW_ROWS, size) / size
 
 
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, contiguous: bool = False) -> Sites:
@@ -79,23 +121,40 @@ def mean_field(
     :param contiguous: whether the minibatches are blocks of neighbouring rows.
     :return: means and log widths of the last finite normal.
     """
-    optimizer = falling_adam(FIRST, LAST, STEPS)
     plates = {
-        name: plate._replace(batch_size=max(plate.batch_size, min(plate.size - 1, DESCENT_ROWS)))
-        for name, plate in potential.plates.items()
+        name: plate._replace(batch_size=max(plate.batch_size, several.batch_size))
+        for (name, plate), several in zip(potential.plates.items(), _plates(potential, DESCENT_ROWS).values())
     }
+    return _mean_field(potential, z, key_rows, key, _scheme(contiguous), plates)
 
-    def draw(q, key):
-        return jax.tree.map(lambda m, s, n: m + jnp.exp(s) * n, *q, noise.normal_like(key, q[0]))
+
+def _mean_field(
+    potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, scheme: RowScheme, plates: Mapping[str, Plate]
+) -> tuple[Sites, Sites]:
+    optimizer = falling_adam(FIRST, LAST, STEPS)
 
     def loss(q, rows, key):
-        key_noise, key_model = random.split(key)
-        return potential.estimate(draw(q, key_noise), rows, key_model) - trees.total(q[1])
+        return _energy_of_a_draw(potential, q, rows, key) - trees.total(q[1])
 
     start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
-    scheme = Reshuffled(contiguous=True) if contiguous else WithoutReplacement()
     state = minimise(loss, optimizer, optimizer.init(start), (0, STEPS), scheme, plates, key_rows, key)
     return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), start)
+
+
+def _energy_of_a_draw(potential: Potential, q: tuple[Sites, Sites], rows: Rows, rng_key: jax.Array) -> jax.Array:
+    """U at a draw of the normal with these means and log widths."""
+    key_noise, key_model = random.split(rng_key)
+    z = jax.tree.map(lambda m, s, n: m + jnp.exp(s) * n, *q, noise.normal_like(key_noise, q[0]))
+    return potential.estimate(z, rows, key_model)
+
+
+def _scheme(contiguous: bool) -> RowScheme:
+    return Reshuffled(contiguous=True) if contiguous else WithoutReplacement()
+
+
+def _plates(potential: Potential, rows: int) -> dict[str, Plate]:
+    """Plates whose batches have this number of rows, if there are more."""
+    return {name: plate._replace(batch_size=min(plate.size - 1, rows)) for name, plate in potential.plates.items()}
 
 
 def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
