@@ -52,6 +52,30 @@ def test_too_few_draws_for_a_verdict(few_of):
     assert compare(many, {"mu": rng.normal(size=(4, 100))}).verdict == "right"
 
 
+@pytest.mark.parametrize("side", ["idata", "reference"])
+def test_chains_that_have_not_mixed(side):
+    """Two of them in another mode: the squares of all chains are alike, so the error of the sd is small."""
+    mixed = normal()
+    apart = {"w": mixed["w"] + np.array([-3.0, -3.0, 3.0, 3.0])[:, None, None]}
+    found = compare(*((apart, mixed) if side == "idata" else (mixed, apart)))
+    assert found.verdict == ("wrong" if side == "idata" else "doubtful")
+    if side == "reference":
+        assert "the chains of reference have not mixed (R-hat" in found["w"]["advice"]
+    found = compare(apart, apart)
+    assert found.verdict == "doubtful" and "have not mixed" in found["w"]["advice"]
+
+
+def test_draws_that_are_not_grouped_by_chain():
+    """Vectors without chains look like chains of few draws; the table says how many there are."""
+    with pytest.raises(
+        ValueError, match=r"sites of reference have different numbers .*'v' \(4000, 9\), 'w' \(4000, 12"
+    ):
+        compare({"v": np.zeros((4, 9)), "w": np.zeros((4, 9))}, {"v": np.zeros((4000, 9)), "w": np.zeros((4000, 12))})
+    assert "idata: 4 x 1000 draws; reference: 4000 x 12 draws." in str(
+        compare({"w": normal()["w"][..., 0]}, {"w": normal(chains=4000, draws=12)["w"][..., 0]})
+    )
+
+
 def test_what_may_be_compared():
     """The same draws as a dict, as ArviZ keeps them, and in the MCMC object; the unit is that of the reference."""
     mcmc = run(SGLD(models.gaussian, step_size=0.2 * VARIANCE, steps_per_sample=5), num_samples=50)

@@ -17,6 +17,7 @@ import pytest
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement
 from numpyro_sgmcmc.kernels import end_of_run
 from numpyro_sgmcmc.kernels.end_of_run import Bar
+from numpyro_sgmcmc.kernels.monitor import Monitor
 from numpyro_sgmcmc.kernels.run_checks import beyond_chance, standard_error, still_falling
 from numpyro_sgmcmc.kernels.run_warnings import report
 from numpyro_sgmcmc.types import Plate
@@ -439,6 +440,30 @@ def test_an_inflation_that_the_warm_up_predicts():
     assert told_of_doubts(lambda: report(monitor)) == []
     (message,) = told_of_doubts(lambda: report(monitor._replace(inflation=0 * monitor.energy + 0.2)))
     assert "by up to 20%" in message and "batch_size" in message
+
+
+@pytest.mark.parametrize(
+    "num_steps, advice", [(0.0, "a smaller step_size"), (4.0, "a larger num_warmup or batch_size")]
+)
+def test_the_surest_signs_come_first(num_steps, advice):
+    """All signs in one warning, and no advice to change a step size that the warm-up has chosen."""
+    zeros = np.zeros((2, 400))
+    monitor = Monitor(
+        (),
+        refused=np.arange(400) % 2 + zeros,
+        temperature=1.66 + 0.1 * np.random.default_rng(0).normal(size=zeros.shape),
+        step_size=zeros + 0.3,
+        data_changed=zeros > 0,
+        **dict.fromkeys(["energy", "place", "jump", "noise", "passes", "virial", "r_hat"], zeros),
+        num_steps=zeros + num_steps,
+        inflation=zeros + 0.2,
+        gradient=zeros + 9,
+    )
+    (message,) = told_of_doubts(lambda: report(monitor, coordinates=3))
+    signs = "50% of the draws end with a refused step", "temperature is 1.6", "by up to 20%", "E[dU] is 9.0"
+    places = [message.index(sign) for sign in signs]
+    assert places == sorted(places) and message.count(advice) == 2
+    assert ("smaller step_size" in message) == (num_steps == 0)
 
 
 @pytest.mark.optimised

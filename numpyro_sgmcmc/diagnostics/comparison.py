@@ -16,8 +16,8 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws
-from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
+from numpyro_sgmcmc.diagnostics.kept_lines import MIXED, UNCERTAIN
+from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -28,7 +28,9 @@ def compare(idata: Any, reference: Any) -> Summary:
     """
     Differences of means, standard deviations and quantiles from a reference, in units of its standard deviation, with
     the Monte Carlo errors of both sides. A site is ``wrong`` or ``doubtful`` if a difference is significant and exceeds
-    its bound, and ``doubtful`` if the standard error of a mean exceeds 0.15, which is too large for a verdict.
+    its bound. It is ``doubtful``, whatever the difference, if the chains of the reference have not mixed, with an R-hat
+    above 1.1; and it is not ``ok`` if those of the other side have not, or if the standard error of a mean exceeds
+    0.15, which is too large for a verdict.
 
     :param idata: an :class:`~numpyro.infer.MCMC` that has run, ArviZ's ``InferenceData`` or ``DataTree`` with a group
         ``posterior``, or a dict from sites to arrays of shape ``(chains, draws, ...)``.
@@ -36,7 +38,8 @@ def compare(idata: Any, reference: Any) -> Summary:
     :return: a mapping from each common site to a dict of arrays of its shape: ``mean``, ``sd``, ``5%``, ``50%``,
         ``95%``, each with its standard error as ``mean_error`` and so on, and the ``verdict`` of the worst of them.
     :raises TypeError: if one of them has none of these forms.
-    :raises ValueError: if there is no site in common, or a site has different shapes.
+    :raises ValueError: if there is no site in common, a site has different shapes, or the sites of one side have
+        different numbers of chains or draws, as those of ``get_samples()`` without ``group_by_chain=True`` have.
 
     **Example**
 
@@ -63,10 +66,19 @@ def compare(idata: Any, reference: Any) -> Summary:
                 f"site {name!r} has shape {ours[name].shape[2:]} in idata and {theirs[name].shape[2:]} in reference. "
                 "Give draws of the same model."
             )
+    sides = ("idata", ours), ("reference", theirs)
+    for side, draws in sides:
+        if len({draws[name].shape[:2] for name in common}) > 1:
+            shapes = ", ".join(f"{name!r} {draws[name].shape}" for name in common)
+            raise ValueError(
+                f"the sites of {side} have different numbers of chains or draws: {shapes}. The first two dimensions "
+                "must be those of chains and draws: mcmc.get_samples(group_by_chain=True)."
+            )
     tests = sum(int(np.prod(ours[name].shape[2:])) for name in common) * (2 + len(QUANTILES))
     lines = {name: _line(name, ours[name], theirs[name], tests) for name in common}
     alone = sorted(set(ours) ^ set(theirs))
-    note = f"Only on one side: {', '.join(alone)}." if alone else ""
+    read = (f"{side}: {'{} x {}'.format(*draws[common[0]].shape)} draws" for side, draws in sides)
+    note = "; ".join(read) + "." + (f" Only on one side: {', '.join(alone)}." if alone else "")
     return Summary("Errors in sds of the reference", lines, note)
 
 
@@ -91,7 +103,8 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
     for key, x in found.items():
         if x.ndim < 2 or x.shape[1] < 8:
             raise ValueError(
-                f"{name}[{key!r}] has shape {x.shape}; it must be (chains, draws, ...), with at least 8 draws."
+                f"{name}[{key!r}] has shape {x.shape}; it must be (chains, draws, ...), with at least 8 draws: "
+                "mcmc.get_samples(group_by_chain=True)."
             )
     return found
 
@@ -122,6 +135,14 @@ def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
             f"the standard error of a mean is {largest:.2f} sd, which is too large for a verdict: {fewer} has only "
             f"{ess[fewer].min():.0f} effective draws."
         )
+    apart = {side: float(np.max(r_hat(x), initial=1)) for side, x in (("reference", theirs), ("idata", ours))}
+    for side, R in apart.items():
+        if not R <= MIXED and (side == "reference" or verdict == "ok"):
+            verdict = "doubtful"
+            advice = (
+                f"the chains of {side} have not mixed (R-hat {R:.2f}), so the difference says little. Run it longer."
+            )
+            break
     return Line(
         name, size, f"{size:.3f} +- {error:.3f}, {where}", "mean .1, sd .05, quantiles .15", verdict, advice, details
     )

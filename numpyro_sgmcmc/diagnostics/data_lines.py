@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws
-from numpyro_sgmcmc.diagnostics.kept_lines import SMALLER, UNCERTAIN, VARIANCE, temperature_line
+from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN, VARIANCE, remedy_of, temperature_line
 from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective
 from numpyro_sgmcmc.diagnostics.predicted_inflation import predicted
 from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
@@ -22,7 +22,10 @@ from numpyro_sgmcmc.tuning.schedules import Constant
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 
 
-def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
+def score_lines(draws: Draws, found: Gradients, remedy: str) -> dict[str, Line]:
+    """
+    :param remedy: see :func:`~numpyro_sgmcmc.diagnostics.kept_lines.remedy_of`.
+    """
     rows = "all rows" if found.whole else f"{found.rows} fresh rows"
     bits = f", {', '.join(found.widened)} in 32 bits" if found.widened else ""
     n = draws.z.shape[0] * draws.z.shape[1]
@@ -55,18 +58,18 @@ def score_lines(draws: Draws, found: Gradients) -> dict[str, Line]:
     limit = bound(2 * len(draws.names), len(draws.z), ess)
     zero = (of.gradient, of.gradient_error, np.abs(of.gradient) / of.scale)
     shift = (of.shift, of.shift_error, np.abs(of.shift))
-    lines["score"] = _identity("E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd")
+    lines["score"] = _identity("E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd", remedy)
     one = (of.virial - 1, of.virial_error, np.abs(of.virial - 1))
     inflation = (of.inflation, of.inflation_error, np.abs(of.inflation))
     lines["virial"] = _identity(
-        "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}"
+        "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}", remedy
     )
     if found.widened:
         overflow = f"perhaps the model overflows in the dtype of {', '.join(found.widened)}: give it 32 bits. Else "
         lines |= {key: lines[key]._replace(advice=overflow + lines[key].advice) for key in ("score", "virial")}
     product = (draws.z - draws.z.mean((0, 1))) * (found.values - found.values.mean((0, 1))) + 1 / ess  # see identities
     least = float(np.sqrt((1 / ess).sum()) / len(ess))
-    line = temperature_line("configurational temperature", product.mean(-1), least=least)
+    line = temperature_line("configurational temperature", product.mean(-1), remedy, least=least)
     by_site = {site: product[..., np.asarray(draws.sites) == site].mean() for site in dict.fromkeys(draws.sites)}
     lines["configurational_temperature"] = line._replace(details={**line.details, "by_site": by_site})
     return lines
@@ -108,6 +111,7 @@ def _identity(
     limit: np.ndarray,
     tolerance: tuple[float, float],
     effect: str,
+    remedy: str,
 ) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves.
@@ -136,7 +140,7 @@ def _identity(
         }
     advice = (
         f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, to first order: "
-        f"{SMALLER}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) shows more."
+        f"{remedy}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) shows more."
     )
     shown = f"{effect.format(shifted[worst])[4:].replace(' is', '')} (+- {mixed_error[worst]:.2g})"
     if both[worst] <= limit[worst]:
@@ -171,8 +175,10 @@ def prediction_lines(
     lines = {}
     at = "" if isinstance(kernel.schedule, Constant) else ", at the mean step size"
     advice = {
-        "noise": f'minibatch noise increases the variance of the draws: {SMALLER}; or integrator="NOGIN".',
-        "step": "the step is too large for the integrator: a smaller step_size.",
+        "noise": f"minibatch noise increases the variance of the draws: {remedy_of(kernel)}"
+        + ("." if kernel._chain.tuned else '; or integrator="NOGIN".'),
+        "step": "the step is too large for the integrator: "
+        + ("a larger num_warmup, or a step_size of your own." if kernel._chain.tuned else "a smaller step_size."),
     }
     for key, words in (("noise", "minibatch noise"), ("step", "the step size")):
         inflation = getattr(of, key)

@@ -24,6 +24,12 @@ VARIANCE = 0.1, 0.3  # a relative error: doubtful, wrong
 MIXED, APART = 1.1, 1.5  # R-hat
 FEW = 100  # effective draws
 SMALLER = "a smaller step_size, larger batches, or gradient=ControlVariate(find_mode(...))"
+LONGER = "a larger num_warmup or batch_size, or other parameters of the model (numpyro.infer.reparam)"
+
+
+def remedy_of(kernel: SGMCMC) -> str:
+    """What makes the draws more accurate; not a smaller step size, if the warm-up has chosen it."""
+    return LONGER if kernel._chain.tuned else SMALLER
 
 
 def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | None) -> dict[str, Line]:
@@ -82,7 +88,7 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
     lines = {"refused": _refused(mcmc, monitor, z)}
     T = known_temperatures(monitor.temperature)
     if not np.isnan(T).all():
-        lines["kinetic_temperature"] = temperature_line("kinetic temperature", T, z.shape[-1])
+        lines["kinetic_temperature"] = temperature_line("kinetic temperature", T, remedy_of(kernel), z.shape[-1])
     jump = np.asarray(monitor.jump, float)
     if jump.any():  # it is 0 for dynamics with a momentum
         late = jump[:, jump.shape[1] // 2 :]
@@ -92,7 +98,7 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
             f"{late.mean():.3g}",
             f"<= {LONG:g}",
             "doubtful" if long_steps(jump, z.shape[-1]) else "ok",
-            f"the gradients, or their minibatch noise, increase the variance of the draws: {SMALLER}.",
+            f"the gradients, or their minibatch noise, increase the variance of the draws: {remedy_of(kernel)}.",
         )
     if isinstance(kernel.dynamics, Thermostatted):
         lines["thermostat"] = _thermostat(mcmc, kernel, state)
@@ -139,11 +145,12 @@ def _refused(mcmc: MCMC, monitor: Any, z: np.ndarray) -> Line:
     )
 
 
-def temperature_line(name: str, T: np.ndarray, coordinates: int | None = None, least: float = 0.0) -> Line:
+def temperature_line(name: str, T: np.ndarray, remedy: str, coordinates: int | None = None, least: float = 0.0) -> Line:
     """
     A deviation from 1 that is not significant is doubtful only if the standard error is too large for a verdict.
 
     :param T: temperatures, whose mean should be 1, shape ``(chains, draws)``.
+    :param remedy: see :func:`remedy_of`.
     :param coordinates: number of coordinates, if T is their kinetic temperature.
     :param least: lower bound of the standard error.
     """
@@ -160,7 +167,7 @@ def temperature_line(name: str, T: np.ndarray, coordinates: int | None = None, l
         f"1 +- {VARIANCE[0]}",
         verdict,
         f"the draws are too {'wide' if mean > 1 else 'narrow'}, or the chains have not converged from a distant start: "
-        f"{SMALLER}, or more warm-up.",
+        f"{remedy}, or more warm-up.",
         {"error": error},
     )
 

@@ -15,6 +15,7 @@ CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
 ENOUGH = 30  # effective draws needed for a reliable standard error
 BLATANT = 10.0  # if the temperature of every draw is higher, a few draws are enough for a report
 MIXED = 1.1  # an R-hat that is too large for a correct warm-up
+REFUSED = 0.2  # share of draws that end with a refused step, which is reported
 OFF = 0.1  # deviation of a temperature from 1, or an inflation, that is reported if it is significant
 NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
 LONG_ENOUGH = 100  # draws per chain needed for the checks of energy and mixing

@@ -15,6 +15,7 @@ from numpyro_sgmcmc.kernels.run_checks import (
     MIXED,
     NEVER_MIXED,
     OFF,
+    REFUSED,
     STUCK,
     beyond_chance,
     known_temperatures,
@@ -44,32 +45,24 @@ def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
     limit = score_limit(coordinates, chains)
     _log_found(monitor, kept, limit)
     refused, h = np.asarray(monitor.refused), float(np.asarray(monitor.step_size)[kept][-1, -1])
+    tuned = bool(np.asarray(monitor.num_steps).any())
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
         _warn(
             f"{_chains(stuck, refused)} refused every step for a while (up to {refused.max()} in a row), because "
-            f"these steps led to values that are not finite or out of the support; step_size is {h:.3g}. Use a smaller "
-            "step_size, or check the data for values that are not finite."
+            f"these steps led to values that are not finite or out of the support; step_size is {h:.3g}. Use a "
+            f"{'larger num_warmup' if tuned else 'smaller step_size'}, or check the data for values that are not "
+            "finite."
         )
     T = off_temperature(known_temperatures(monitor.temperature), np.delete(np.arange(len(refused)), stuck))
     if T:
-        why = (
-            "the step size is beyond its stability limit, the friction is too small for the noise of the minibatches, "
-            "or the chain has not converged from a distant start. Use a smaller step_size, larger batches, or more "
-            "warm-up from init_params=find_mode(...)."
-            if T > 1
-            else "thermostats that grew on the way from a distant start, or refused steps, have slowed down the "
-            "momentum. Start at find_mode(...), or use more warm-up or a smaller step_size."
-        )
         _warn(
             f"the kinetic temperature of the run is {T:.3g} instead of 1, so the draws are not from the posterior; "
-            f"step_size is {h:.3g}. Perhaps {why}"
+            f"step_size is {h:.3g}. Perhaps {_why(T, tuned)}"
         )
     elif not stuck.size:
         of = Monitor(*(part if isinstance(part, tuple) else np.asarray(part)[kept] for part in monitor))
-        scores = (score[:, -1] for score in (of.gradient, of.virial, of.r_hat))
-        if not _report_check(*scores, limit=limit):
-            _report_doubts(of, h, coordinates)
+        _report_doubts(of, h, coordinates, limit, tuned)
     if np.asarray(monitor.data_changed).any():
         _warn(
             "the run was resumed with other data than those it was started with. Its state (control variates, tables, "
@@ -101,54 +94,62 @@ def verdict(gradient: float, virial: float, r_hat: float, limit: float) -> str:
     return "right" if gradient <= limit and virial <= limit and r_hat <= MIXED else "doubtful"
 
 
-def _report_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray, limit: float) -> bool:
-    """
-    Warns if the draws of the warm-up are not from the posterior. Chains that run one by one have separate scores.
-
-    :return: whether it warned.
-    """
-    seen = []
-    if not (gradient <= limit).all():
-        seen.append(f"E[dU] is {gradient.max():.1f} standard errors from 0")
-    if not (virial <= limit).all():
-        seen.append(f"E[(z - m) dU] is {virial.max():.1f} standard errors from 1")
-    if not (r_hat <= MIXED).all():
-        seen.append(f"R-hat is {r_hat.max():.2f}")
-    if seen:
-        _warn(
-            "the draws are doubtful: in the second half of the warm-up, in the worst direction, "
-            f"{' and '.join(seen)}. Possible causes: a hierarchy (centre the groups with many rows, non-centre those "
-            "with few: numpyro.infer.reparam.LocScaleReparam), several modes, a posterior that is far from normal "
-            "(compare with NUTS on fewer rows), or too short a warm-up (use a larger num_warmup). "
-            "numpyro_sgmcmc.settings(mcmc) returns what the warm-up found."
+def _why(T: float, tuned: bool) -> str:
+    """Possible causes of a temperature, and remedies."""
+    if tuned:
+        return (
+            "the posterior is far from normal, as with a hierarchy or several modes, or the warm-up was too short. Use "
+            "a larger num_warmup, or other parameters of the model (numpyro.infer.reparam)."
         )
-    return bool(seen)
+    if T > 1:
+        return (
+            "the step size is beyond its stability limit, the friction is too small for the noise of the minibatches, "
+            "or the chain has not converged from a distant start. Use a smaller step_size, larger batches, or more "
+            "warm-up from init_params=find_mode(...)."
+        )
+    return (
+        "thermostats that grew on the way from a distant start, or refused steps, have slowed down the momentum. Start "
+        "at find_mode(...), or use more warm-up or a smaller step_size."
+    )
 
 
-def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
-    """One warning of all signs of a wrong run, the most reliable first, with the arguments to change."""
+def _report_doubts(monitor: Monitor, h: float, coordinates: int, limit: float, tuned: bool) -> None:
+    """
+    One warning of all signs of a wrong run, the most reliable first, with the arguments to change.
+
+    :param limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
+    :param bool tuned: whether the warm-up has chosen the step size.
+    """
+    remedy = (
+        f"a larger num_warmup or batch_size, or other parameters of the model (the step size {h:.3g} was chosen by the "
+        "warm-up)"
+        if tuned
+        else f"a smaller step_size (it is {h:.3g}), a larger batch_size or friction, gradient=ControlVariate("
+        "find_mode(...)), or more warm-up from a distant start"
+    )
     doubts = []
+    share = float((np.asarray(monitor.refused) > 0).mean())
+    if share > REFUSED:
+        doubts.append(
+            f"{share:.0%} of the draws end with a refused step, which led to values that are not finite or out of the "
+            f"support. Use {remedy}"
+        )
     T = known_temperatures(monitor.temperature)
     if T.shape[1] >= 4 and (
         abs(T.mean() - 1) - CERTAIN * standard_error(T) > OFF or beyond_chance(T, coordinates, OFF)
     ):
         error = standard_error(T)
         certain = f" +- {error:.2f}" if math.isfinite(error) else ""
+        hot = tuned or T.mean() > 1
         doubts.append(
             f"the kinetic temperature is {T.mean():.3g}{certain} instead of 1. "
-            + (
-                f"Use a smaller step_size (it is {h:.3g}), a larger batch_size or friction, gradient=ControlVariate("
-                "find_mode(...)), or more warm-up from a distant start"
-                if T.mean() > 1
-                else "Use more warm-up, or init_params=find_mode(...)"
-            )
+            f"Use {remedy if hot else 'more warm-up, or init_params=find_mode(...)'}"
         )
     jump = long_steps(monitor.jump, coordinates)
     if jump:
         doubts.append(
             f"the squared steps are {jump:.3g} times as large as with the injected noise alone, so the gradients, or "
-            f"their minibatch noise, increase the variance of the draws. Use a smaller step_size (it is {h:.3g}), a "
-            "larger batch_size, or gradient=ControlVariate(find_mode(...))"
+            f"their minibatch noise, increase the variance of the draws. Use {remedy}"
         )
     inflation = float(np.max(monitor.inflation[:, -1]))
     if inflation > OFF:
@@ -156,7 +157,10 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
             f"minibatch noise is predicted to increase the posterior variances by up to {inflation:.0%}. Use a larger "
             "batch_size or friction"
         )
-    if still_falling(monitor.energy):
+    check = _failed_check(*(score[:, -1] for score in (monitor.gradient, monitor.virial, monitor.r_hat)), limit)
+    if check:
+        doubts.append(check)
+    elif still_falling(monitor.energy):
         doubts.append(
             "the energy was still falling when the draws began, as after a start far from the mode. Use a larger "
             "num_warmup, or init_params=find_mode(...)"
@@ -167,7 +171,32 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int) -> None:
             "num_warmup or steps_per_sample, or init_params=find_mode(...); perhaps there are several modes"
         )
     if doubts:
-        _warn("the draws are doubtful: " + ". Also ".join(doubts) + ". numpyro_sgmcmc.summary(mcmc, *args) shows more.")
+        more = " numpyro_sgmcmc.settings(mcmc) returns what the warm-up found." if tuned else ""
+        _warn(
+            f"the draws are doubtful: {'. Also '.join(doubts)}. numpyro_sgmcmc.summary(mcmc, *args) shows more.{more}"
+        )
+
+
+def _failed_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray, limit: float) -> str:
+    """
+    The scores of the check at the end of the warm-up that are too large, and possible causes; empty if it did not fail.
+    Chains that run one by one have separate scores.
+    """
+    seen = []
+    if not (gradient <= limit).all():
+        seen.append(f"E[dU] is {gradient.max():.1f} standard errors from 0")
+    if not (virial <= limit).all():
+        seen.append(f"E[(z - m) dU] is {virial.max():.1f} standard errors from 1")
+    if not (r_hat <= MIXED).all():
+        seen.append(f"R-hat is {r_hat.max():.2f}")
+    if not seen:
+        return ""
+    return (
+        f"in the second half of the warm-up, in the worst direction, {' and '.join(seen)}. Possible causes: a "
+        "hierarchy (centre the groups with many rows, non-centre those with few: "
+        "numpyro.infer.reparam.LocScaleReparam), several modes, a posterior that is far from normal (compare with NUTS "
+        "on fewer rows), or too short a warm-up (use a larger num_warmup)"
+    )
 
 
 def _chains(stuck: np.ndarray, refused: np.ndarray) -> str:
