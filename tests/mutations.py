@@ -148,6 +148,8 @@ FAULTS = [
           "0, 1, ordered", "test_tuning:mode_with_the_mass"),
     Fault("start: as many descents for each chain", "start", "max(1, DESCENTS // chains)", "DESCENTS",
           "test_tuning:number_of_descents"),
+    Fault("a column and a vector: the distribution as plates repeat it", "structure", "_is_outer(jnp.shape(log_prob), values, own, ",
+          "_is_outer(jnp.shape(log_prob), values, fn.batch_shape, ", "test_rows_of_data:column_and_a_vector"),
     Fault("lengths: minibatched plates only", "checks", "    if not others:\n", "    if True:\n",
           "test_rows_of_data:all_of_its_rows or beside or automatic"),
     Fault("pilot: samples that are not finite take weight", "pilot", "jnp.maximum(finite.mean(), 1 / len(noise))",

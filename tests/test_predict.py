@@ -52,6 +52,22 @@ def test_means_and_densities_are_those_of_all_draws():
     assert set(found.mean) == set(found.log_density) == {"y"}
 
 
+@pytest.mark.usefixtures("chunks")
+def test_a_factor_in_the_plate_has_a_density():
+    """And no mean; one outside, such as a penalty, is not a density of rows."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
+        numpyro.factor("penalty", -(w**4).sum())
+        with numpyro.plate("N", len(x)) as rows:
+            numpyro.factor("tail", dist.Normal(x[rows] @ w, 2.0).log_prob(y[rows]))
+
+    found = predict((model, DRAWS), X, Y)
+    assert found.mean == {} and set(found.log_density) == {"tail"}
+    density = logsumexp(norm.logpdf(Y, MEANS, 2.0), axis=0) - np.log(L)
+    np.testing.assert_allclose(found.log_density["tail"], density, rtol=1e-4)
+
+
 def test_without_observations_there_are_no_densities():
     found = predict((line, DRAWS | {"size": np.zeros(L), "mean": np.zeros((L, 99))}), X[:7])
     np.testing.assert_allclose(found.mean["y"], MEANS[:, :7].mean(0), rtol=1e-4, atol=1e-5)

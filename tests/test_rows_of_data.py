@@ -106,6 +106,44 @@ def test_a_plate_beside_the_minibatched_one():
             init(by_group, X, Y, jnp.ones(length), batch_size={"rows": B})
 
 
+def with_all_rows(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([DIM]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(x @ w, 1), obs=y)
+
+
+def with_a_column_of_means(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([DIM, 1]).to_event(2))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(x[rows] @ w, 1), obs=y[rows])
+
+
+def without_a_plate(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([DIM]).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ w, 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model, y",
+    [(regression, Y[:, None]), (with_all_rows, Y[:, None]), (without_a_plate, Y[:, None]), (with_a_column_of_means, Y)],
+)
+def test_a_column_and_a_vector_with_all_rows(model, y):
+    """Each value with each mean: N^2 terms, and no error from NumPyro."""
+    with pytest.raises(ValueError, match=r"site 'y' has a log density of shape \(12, 12\).*column of shape \(N, 1\)"):
+        init(model, X, y, batch_size=None)
+
+
+def test_values_that_are_repeated_on_purpose():
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1).expand([2]).to_event(1))
+        numpyro.sample("each", dist.Normal(0, scale[:, None]).expand([2, N]), obs=jnp.stack([y, y]))
+        numpyro.sample("one", dist.Normal(0, scale), obs=0.5)
+        with numpyro.plate("two", 2, dim=-2), numpyro.plate("rows", N, dim=-1):
+            numpyro.sample("table", dist.Normal(0, scale[:, None]), obs=y)
+
+    init(model, Y, batch_size=None)
+
+
 def in_each_way_of_indexing(y, how):
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     table = jnp.stack([y, y], 1)

@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
     """
     - **mean** - site -> mean of its predictive distribution, with the shape of the site; for a categorical site its
       probabilities, with the categories along the last axis.
-    - **log_density** - observed site -> log of its predictive density, for each row.
+    - **log_density** - observed site, or factor in a plate -> log of its predictive density, for each row.
     - **function** - the average of ``function``, or ``()``.
     - **count** - number of draws that are averaged.
     """

@@ -96,11 +96,13 @@ class PredictedSites:
         """The predicted means of all sites for one draw, and the log densities of the observed ones."""
         means, logs = {}, {}
         for name, site in self._trace(minibatch(self.model, rows), values, args, kwargs, rng_key).items():
-            if site["type"] != "sample" or name in self.latents or isinstance(site["fn"], dist.Unit):
+            if site["type"] != "sample" or name in self.latents:
                 continue
-            fn = site["fn"]
+            fn, factor = site["fn"], isinstance(site["fn"], dist.Unit)
             dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
-            mean = _mean(fn)
+            if factor and not dims:
+                continue  # no density of rows
+            mean = None if factor else _mean(fn)
             found = {"mean": (means, mean)} if mean is not None else {}
             if site["is_observed"]:
                 found["log"] = logs, fn.log_prob(site["value"])

@@ -14,7 +14,7 @@ from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.row_array import RowArray, asks_for_all
-from numpyro_sgmcmc.model.row_checks import INDEXED, check_lengths, check_rows
+from numpyro_sgmcmc.model.row_checks import INDEXED, check_lengths, check_observations, check_rows
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
@@ -58,6 +58,7 @@ def checked_structure(
             if plate in plates:
                 raise ValueError(local_message(name, plate))
     structure = _cut(model, args, kwargs, plates, transforms) if plates else whole
+    check_observations(whole)
     _check_other_plates(model, args, kwargs, transforms, whole, plates)
     return plates, structure
 
@@ -84,6 +85,7 @@ def _with_local_sites(
             f"local= is given, but there is no latent site in {_list(plates)}: {', '.join(map(repr, whole.latents))} "
             "are outside. Move the latent sites of the rows into the plate, or leave local= out."
         )
+    check_observations(whole)
     _check_other_plates(model, args, kwargs, transforms, whole, plates)
     return plates, cut
 

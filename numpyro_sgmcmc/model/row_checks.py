@@ -29,6 +29,20 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
             )
 
 
+def check_observations(structure: Structure) -> None:
+    """
+    :raises ValueError: for an observed site whose values and distribution are combined each with each.
+    """
+    for name, site in structure.sites.items():
+        if site.crossed:
+            values, batch = site.crossed
+            raise ValueError(
+                f"site {name!r} has a log density of shape {site.log_prob_shape}, because each of its values, of shape "
+                f"{values}, is combined with each element of its distribution, of shape {batch}. Often the reason is a "
+                "column of shape (N, 1) combined with a vector of shape (N,). Give both the same shape: column[:, 0]."
+            )
+
+
 def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
     """
     JAX clamps an index beyond the end of an array, so a wrong length gives wrong rows and no error. Data that are too

@@ -5,6 +5,7 @@ It is found by abstract tracing, before anything is compiled, and consists of pl
 """
 
 from collections.abc import Mapping
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, codes_of, follow
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
-from numpyro_sgmcmc.utils.compat import ParamShape
+from numpyro_sgmcmc.utils.compat import ParamShape, local_in_failing_frame, sample_code
 
 
 class Site(NamedTuple):
@@ -36,6 +37,7 @@ class Site(NamedTuple):
     scale: float | None = 1.0  # factor of its log density, that of its plates included; None if it is not one number
     argument: str = ""  # the argument of the model that observed values are elements of
     support: Any = None  # of an observed site without a mask, if its bounds are numbers
+    crossed: tuple[tuple[int, ...], ...] = ()  # shapes of values and distribution, if each repeats the other
 
 
 class Structure(NamedTuple):
@@ -142,6 +144,9 @@ def _abstract_run(
                 "numpyro_sgmcmc ran the model with all rows of its plates. Pass the whole data, not a minibatch of it "
                 f"(the model declares subsample_size={declared})."
             )
+        site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
+        if site:
+            error.add_note(f"The model fails at site {site!r}.")
         error.add_note(f"numpyro_sgmcmc ran the model with {described(args, kwargs) or 'no arrays'}.")
         raise
     # dicts are flattened in the order of their keys
@@ -206,8 +211,18 @@ def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | No
             if not any(has_rows(shape, frame.dim, frame.size) for shape in (own, values))
         ),
         scale=_number(site["scale"]),
+        crossed=(values, own) if observed and _is_outer(jnp.shape(log_prob), values, own, _plates(site)) else (),
         support=fn.support if observed and not is_masked(fn) and not moves(fn.support) else None,
     )
+
+
+def _is_outer(shape: tuple[int, ...], values: tuple[int, ...], own: tuple[int, ...], plates: Mapping[str, int]) -> bool:
+    """
+    Whether a log density has more elements than both the values and their distribution, in a dimension without a plate.
+    """
+    without_plate = [k for k in range(-len(shape), 0) if shape[k] > 1 and k not in plates.values()]
+    smaller, larger = sorted([math.prod(values), math.prod(own)])
+    return bool(without_plate) and 1 < smaller and larger < math.prod(shape)
 
 
 def moves(support: Any) -> bool:
