@@ -157,7 +157,7 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int, limit: float, t
             f"minibatch noise is predicted to increase the posterior variances by up to {inflation:.0%}. Use a larger "
             "batch_size or friction"
         )
-    check = _failed_check(*(score[:, -1] for score in (monitor.gradient, monitor.virial, monitor.r_hat)), limit)
+    check = _failed_check(monitor.gradient[:, -1], monitor.virial[:, -1], monitor.r_hat[:, -1], limit)
     if check:
         doubts.append(check)
     elif still_falling(monitor.energy):
