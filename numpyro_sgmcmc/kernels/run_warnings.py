@@ -194,8 +194,9 @@ def _failed_check(gradient: np.ndarray, virial: np.ndarray, r_hat: np.ndarray, l
     return (
         f"in the second half of the warm-up, in the worst direction, {' and '.join(seen)}. Possible causes: a "
         "hierarchy (centre the groups with many rows, non-centre those with few: "
-        "numpyro.infer.reparam.LocScaleReparam), several modes, a posterior that is far from normal (compare with NUTS "
-        "on fewer rows), or too short a warm-up (use a larger num_warmup)"
+        "numpyro.infer.reparam.LocScaleReparam), several modes, parameters that are known only up to a rotation or a "
+        "permutation, a posterior that is far from normal (compare with NUTS on fewer rows), or too short a warm-up "
+        "(use a larger num_warmup)"
     )
 
 

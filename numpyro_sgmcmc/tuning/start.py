@@ -34,7 +34,7 @@ LOG_WIDTH = -2.0  # initial log width of the normal
 DESCENT_ROWS = 500  # minimal number of rows per step, so that the descent is not limited by minibatch noise
 DESCENTS, FEW_ROWS = 8, 100  # number of cheaper descents, for all chains together, and the rows of their steps
 PLACES = 23  # number of positions that are compared for a start
-WIDE = 40  # number of those that are added if there are descents
+WIDE = 5  # number of those that are added for each descent
 PROBES = 300  # number of minibatches, which give the variance of the gradient to 8 %
 
 
@@ -51,7 +51,7 @@ def best_of_several(
     """
     key_draws, key_model, key_rows, key_steps = random.split(rng_key, 4)
     sizes = 2.0 ** (1 - jnp.arange(PLACES) / 2)
-    sizes = jnp.concatenate([jnp.zeros(1), sizes, jnp.tile(sizes[:4], WIDE // 4 if descents else 0)])
+    sizes = jnp.concatenate([jnp.zeros(1), sizes, jnp.resize(sizes[:4], WIDE * descents)])
 
     def draw(key, size):
         normals = noise.normal_like(key, potential.prototype)
