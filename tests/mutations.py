@@ -142,7 +142,7 @@ FAULTS = [
     Fault("search: begins where no gradient is finite", "search", "jnp.argmin(energies)", "0",
           "test_tuning:search_begins"),
     Fault("start: the widest draw where no gradient is finite", "start",
-          "[jnp.zeros(1), sizes, jnp.resize(sizes[:4], WIDE * descents)]", "[sizes, jnp.zeros(1)]",
+          "[jnp.zeros(1), sizes, jnp.resize(sizes[:4], (WIDE * descents,))]", "[sizes, jnp.zeros(1)]",
           "test_tuning:is_the_origin"),
     Fault("start: the end of the first descent", "start", "0, 2 if descents else 1, ordered",
           "0, 1, ordered", "test_tuning:mode_with_the_mass"),

@@ -51,7 +51,7 @@ def best_of_several(
     """
     key_draws, key_model, key_rows, key_steps = random.split(rng_key, 4)
     sizes = 2.0 ** (1 - jnp.arange(PLACES) / 2)
-    sizes = jnp.concatenate([jnp.zeros(1), sizes, jnp.resize(sizes[:4], WIDE * descents)])
+    sizes = jnp.concatenate([jnp.zeros(1), sizes, jnp.resize(sizes[:4], (WIDE * descents,))])
 
     def draw(key, size):
         normals = noise.normal_like(key, potential.prototype)
