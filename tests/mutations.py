@@ -139,6 +139,8 @@ FAULTS = [
           "_factors(smallest, smallest < 0)", "test_tuning:does_not_see"),
     Fault("low rank: not turned back", "coordinates", "return self.stretched(self.width * gradient, self.factors)",
           "return self.width * gradient", "test_tuning:gradients_in_x"),
+    Fault("search: an end of a descent is not improved", "search", "energies.min() + d", "energies.min()",
+          "test_tuning:drawn_into_the_pit"),
     Fault("search: begins where no gradient is finite", "search", "jnp.argmin(energies)", "0",
           "test_tuning:search_begins"),
     Fault("start: the widest draw where no gradient is finite", "start",

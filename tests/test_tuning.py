@@ -251,8 +251,11 @@ def test_the_search_is_not_drawn_into_the_pit_of_a_hierarchy():
     y = np.random.default_rng(0).normal(size=50).astype(np.float32)
     potential = SGHMC(funnel, batch_size=10)._potential((y,), {})
     start = {name: jnp.zeros((1, *site.shape), site.dtype) for name, site in potential.prototype.items()}
-    found = search(potential, start, random.key(0))
-    assert abs(unraveler(potential.prototype)(found.coordinates.center)["scale"]) < 2
+    find = jax.jit(lambda starts, key: search(potential, starts, key).coordinates.center)
+    assert abs(unraveler(potential.prototype)(find(start, random.key(0)))["scale"]) < 2
+    for key in random.split(random.key(1), 4):  # from the ends of descents, which another descent cannot improve
+        ends = SGHMC(funnel, batch_size=10).init(random.split(key, 8), 100, None, (y,), {}).z
+        assert abs(unraveler(potential.prototype)(find(ends, key))["scale"]) < 2
 
 
 def half_without_gradient():

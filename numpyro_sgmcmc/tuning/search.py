@@ -71,10 +71,10 @@ def search(
     origin = origins[jnp.argmin(energies)]
     key_batches, key_draws = random.split(key_descent)
     mean, log_width = map(raveled, mean_field(potential, unravel(origin), key_batches, key_draws, contiguous))
-    # if the first normal is too wide for the model, its mean does not improve; and the descent does not move from where
-    # the gradient is not finite
-    improved = with_gradient(energy(0))(mean) <= energies.min()
-    mean, width = trees.where(improved, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
+    # if the first normal is too wide for the model, its mean is worse than the start, which may be the end of a descent
+    # itself; and the descent does not move from where the gradient is not finite
+    found = with_gradient(energy(0))(mean) <= energies.min() + d
+    mean, width = trees.where(found, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
     size = max((plate.size for plate in potential.plates.values()), default=1)
     descent = STEPS * min(DESCENT_ROWS, size) / size
     few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
