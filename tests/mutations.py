@@ -405,8 +405,8 @@ FAULTS = [
     Fault("find_mode: steps that do not grow", "mode", "GROWTH = 10.0", "GROWTH = 1.0", "test_mode:needed"),
     Fault("find_mode: the bar does not wait", "mode", "jax.block_until_ready(", "tuple(", "test_mode:bar"),
     Fault("find_mode: a key used twice", "mode", "check(z, key_check)", "check(z, key_model)", "test_mode:key"),
-    Fault("descent: a key used twice", "start", "key_noise, key_model = random.split(rng_key)",
-          "key_noise, key_model = rng_key, rng_key", "test_mode:key"),
+    Fault("descent: a key used twice", "start", "key_noise, key_model = random.split(key)",
+          "key_noise, key_model = key, key", "test_mode:key"),
     Fault("inflation under one thermostat", "nose_hoover", "(x - mean) / (self.noise + mean)",
           "(x - mean) / self.noise", "test_start:inflation"),
     # refused steps

@@ -75,7 +75,7 @@ class Chain:
         :param init_params: unconstrained values for some sites; the others start by ``init_strategy``.
         :param int num_warmup: integrator steps of the warm-up.
         :param int fingerprint: fingerprint of the data, 0 if it is not known.
-        :param int descents: number of descents whose best end is the start, unless it is given.
+        :param int descents: number of descents whose best end is the start.
         :return: the initial state, and the energy of each site there.
         """
         rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
@@ -144,7 +144,6 @@ class Chain:
     ) -> Sites:
         """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
         if self.tuned and self.init_strategy is None:
-            descents = 0 if init_params is not None else descents
             z = best_of_several(potential, rng_key, rows, descents, is_contiguous(self.rows))
         else:
             z = potential.initial(rng_key, rows, self.init_strategy)

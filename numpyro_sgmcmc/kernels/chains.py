@@ -79,11 +79,11 @@ class Chains:
             return chain.init(potential, rng_key, init_params, steps, fingerprint, descents)
 
         single = is_key(rng_key)
-        descents = self._descents(1 if single else len(rng_key))
+        descents = self._descents(1 if single else len(rng_key)) if init_params is None else 0
         state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
         if chain.tuned:
             chains = None if single else len(rng_key)
-            passes = 0.0 if init_params is not None else passes_of(potential, descents * (chains or 1))
+            passes = passes_of(potential, descents * (chains or 1))
             state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes)
         return state, energies
 

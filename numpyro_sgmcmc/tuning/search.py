@@ -24,7 +24,7 @@ from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.low_rank import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.tuning.newton import normal_law
-from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, STEPS, mean_field, with_gradient
+from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of, with_gradient
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
@@ -76,7 +76,7 @@ def search(
     found = with_gradient(energy(0))(mean) <= energies.min() + d
     mean, width = trees.where(found, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
     size = max((plate.size for plate in potential.plates.values()), default=1)
-    descent = STEPS * min(DESCENT_ROWS, size) / size
+    descent = passes_of(potential, 1, DESCENT_ROWS)
     few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
     if is_wide(potential.prototype):
         seen = min(parts, HESSIAN // PART)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.model.coordinates import is_wide
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
-from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, Sites
+from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
 STEPS = 1000  # steps of the descent
@@ -58,8 +58,10 @@ def best_of_several(
         return jax.tree.map(lambda n: size.astype(n.dtype) * n, normals)
 
     def improved(draws):
+        plates = {name: p._replace(batch_size=min(p.size - 1, FEW_ROWS)) for name, p in potential.plates.items()}
+
         def mean(z, key):
-            return _mean_field(potential, z, key_rows, key, _scheme(contiguous), _plates(potential, FEW_ROWS))[0]
+            return mean_field(potential, z, key_rows, key, contiguous, plates)[0]
 
         starts = jax.tree.map(lambda x: x[:descents], draws)
         means = jax.vmap(mean)(starts, random.split(key_steps, descents))
@@ -98,10 +100,10 @@ def descents_of(potential: Potential, observed: int, chains: int) -> int:
     return max(1, DESCENTS // chains)
 
 
-def passes_of(potential: Potential, descents: int) -> float:
-    """Rows used by descents, in passes over the data."""
+def passes_of(potential: Potential, descents: int, rows: int = FEW_ROWS) -> float:
+    """Rows used by descents with this number of rows per step, in passes over the data."""
     size = max((plate.size for plate in potential.plates.values()), default=1)
-    return descents * STEPS * min(FEW_ROWS, size) / size
+    return descents * STEPS * min(rows, size) / size
 
 
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, contiguous: bool = False) -> Sites:
@@ -110,7 +112,12 @@ def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array,
 
 
 def mean_field(
-    potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, contiguous: bool = False
+    potential: Potential,
+    z: Sites,
+    key_rows: jax.Array,
+    key: jax.Array,
+    contiguous: bool = False,
+    plates: Mapping[str, Plate] | None = None,
 ) -> tuple[Sites, Sites]:
     """
     ``STEPS`` minibatch steps of Adam on a mean-field normal around ``z``, with a step size that decreases geometrically
@@ -119,42 +126,27 @@ def mean_field(
     :param key_rows: key of the minibatches.
     :param key: another key, for the noise and the model.
     :param contiguous: whether the minibatches are blocks of neighbouring rows.
+    :param plates: with the batch sizes; None: those of the kernel, but at least ``DESCENT_ROWS`` rows.
     :return: means and log widths of the last finite normal.
     """
-    plates = {
-        name: plate._replace(batch_size=max(plate.batch_size, several.batch_size))
-        for (name, plate), several in zip(potential.plates.items(), _plates(potential, DESCENT_ROWS).values())
-    }
-    return _mean_field(potential, z, key_rows, key, _scheme(contiguous), plates)
-
-
-def _mean_field(
-    potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, scheme: RowScheme, plates: Mapping[str, Plate]
-) -> tuple[Sites, Sites]:
     optimizer = falling_adam(FIRST, LAST, STEPS)
+    if plates is None:
+        plates = {
+            name: plate._replace(batch_size=max(plate.batch_size, min(plate.size - 1, DESCENT_ROWS)))
+            for name, plate in potential.plates.items()
+        }
+
+    def draw(q, key):
+        return jax.tree.map(lambda m, s, n: m + jnp.exp(s) * n, *q, noise.normal_like(key, q[0]))
 
     def loss(q, rows, key):
-        return _energy_of_a_draw(potential, q, rows, key) - trees.total(q[1])
+        key_noise, key_model = random.split(key)
+        return potential.estimate(draw(q, key_noise), rows, key_model) - trees.total(q[1])
 
     start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
+    scheme = Reshuffled(contiguous=True) if contiguous else WithoutReplacement()
     state = minimise(loss, optimizer, optimizer.init(start), (0, STEPS), scheme, plates, key_rows, key)
     return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), start)
-
-
-def _energy_of_a_draw(potential: Potential, q: tuple[Sites, Sites], rows: Rows, rng_key: jax.Array) -> jax.Array:
-    """U at a draw of the normal with these means and log widths."""
-    key_noise, key_model = random.split(rng_key)
-    z = jax.tree.map(lambda m, s, n: m + jnp.exp(s) * n, *q, noise.normal_like(key_noise, q[0]))
-    return potential.estimate(z, rows, key_model)
-
-
-def _scheme(contiguous: bool) -> RowScheme:
-    return Reshuffled(contiguous=True) if contiguous else WithoutReplacement()
-
-
-def _plates(potential: Potential, rows: int) -> dict[str, Plate]:
-    """Plates whose batches have this number of rows, if there are more."""
-    return {name: plate._replace(batch_size=min(plate.size - 1, rows)) for name, plate in potential.plates.items()}
 
 
 def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
