@@ -50,8 +50,9 @@ def log_joint_of_states(network, x):
 
 
 def test_the_exact_likelihood_is_the_sum_of_the_joint(bn, network, images):
-    joint = log_joint_of_states(network, images)
-    exact = bn.exact_log_likelihood(images, network)
+    with jax.default_matmul_precision("highest"):  # on a GPU, products are less accurate by default
+        joint = log_joint_of_states(network, images)
+        exact = bn.exact_log_likelihood(images, network)
     np.testing.assert_allclose(exact, np.logaddexp.reduce(joint, 1), rtol=1e-5)
 
 

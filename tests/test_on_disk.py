@@ -152,6 +152,7 @@ class Source:
         return self.array[index]
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="memory is used again on a CPU alone")
 def test_pieces_are_read_as_a_whole_and_each_block_once(monkeypatch):
     monkeypatch.setattr(read_ahead, "BLOCK", 5 * B * (DIM + 1) * 4)
     x, blocks, memory, take = Source(X), [], [], read_ahead.ReadAhead._take
