@@ -9,6 +9,7 @@ from numpyro_sgmcmc.model.structure import Site, Structure, has_rows
 from numpyro_sgmcmc.types import Plate
 
 SUBSAMPLE = "numpyro.subsample(x, event_dim=x.ndim - 1)"
+COLUMN = "Often the reason is a column of shape (N, 1) combined with a vector of shape (N,)"
 INDEXED = f"`with numpyro.plate(...) as rows: x[rows]`, or `{SUBSAMPLE}` inside it"
 
 
@@ -38,8 +39,8 @@ def check_observations(structure: Structure) -> None:
             values, batch = site.crossed
             raise ValueError(
                 f"site {name!r} has a log density of shape {site.log_prob_shape}, because each of its values, of shape "
-                f"{values}, is combined with each element of its distribution, of shape {batch}. Often the reason is a "
-                "column of shape (N, 1) combined with a vector of shape (N,). Give both the same shape: column[:, 0]."
+                f"{values}, is combined with each element of its distribution, of shape {batch}. {COLUMN}. Give both "
+                "the same shape: column[:, 0]."
             )
 
 
@@ -80,8 +81,8 @@ def _check_shape(name: str, site: Site, plate: str, n: int) -> None:
         if n > 1 and has_rows(shape, other, n):
             raise ValueError(
                 f"site {name!r} in plate {plate!r} has a log density of shape {shape}: dimension {other} also has "
-                f"{n} elements, but no plate. Often the reason is a column of shape (N, 1) combined with a vector of "
-                "shape (N,); give both the same shape. An intended axis needs a plate or `.to_event`."
+                f"{n} elements, but no plate. {COLUMN}: give both the same shape. An intended axis needs a plate or "
+                "`.to_event`."
             )
 
 
