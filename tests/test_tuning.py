@@ -238,7 +238,10 @@ def test_draws_of_the_right_law_stretch_nothing(draws, repeated):
 
 
 def test_a_funnel_is_told():
-    """In two of three runs at least. The scores of one run can miss it by chance: 11 of 12 runs were told."""
+    """
+    In two of three runs at least. One run can miss it by chance: of 48 runs (12 data sets) 47 were told. The scores,
+    7 on average with a standard deviation of 1, have a limit of 4.1.
+    """
     told = []
     for data in range(3):
         y = np.random.default_rng(data).normal(size=50).astype(np.float32)
