@@ -406,6 +406,16 @@ def test_chains_that_never_mixed(method):
     assert told_of_doubts(lambda: mcmc.run(random.key(0), init_params={"z": jnp.array([20.0, 20.0])})) == []
 
 
+@pytest.mark.optimised
+def test_chains_that_are_tuned_one_by_one_and_never_mixed():
+    """Each has coordinates of its own, around 0, in which they cannot be told apart."""
+    mcmc = MCMC(
+        SGHMC(two_modes), num_warmup=40, num_samples=100, num_chains=2, chain_method="sequential", progress_bar=False
+    )
+    (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), init_params={"z": jnp.array([-20.0, 20.0])}))
+    assert "do not mix" in message
+
+
 def two_modes():
     mixture = dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), dist.Normal(jnp.array([-20.0, 20.0]), 1.0))
     numpyro.sample("z", mixture)

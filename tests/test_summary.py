@@ -190,6 +190,20 @@ def normal_draws(shift=0.0, stretch=1.0, draws=2000):
     return z + np.array([0.0, shift * sd, 0.0])
 
 
+def test_identities_of_right_draws_in_many_coordinates():
+    """Normal draws with memory and an effective size of less than three times their coordinates."""
+    rng = np.random.default_rng(0)
+    chains, n, d, kept = 4, 500, 300, 0.36
+    z = rng.standard_normal((n, chains, d))
+    for t in range(1, n):
+        z[t] = kept * z[t - 1] + np.sqrt(1 - kept**2) * z[t]
+    z = z.swapaxes(0, 1)
+    of, limit = identities(z, z), bound(2 * d, chains, effective(z))
+    assert (np.abs(of.shift) < limit * of.shift_error).all()
+    assert (np.abs(of.inflation) < limit * of.inflation_error).all()
+    assert abs(of.inflation.mean()) < 0.02
+
+
 def test_identities_of_right_draws():
     z = normal_draws()
     of = identities(z, z @ PRECISION + np.random.default_rng(2).normal(size=z.shape))

@@ -149,7 +149,7 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
     mixed, scale = s, 1 / sd
     if d <= DENSE and n > 2 * d:
         correlation = x.reshape(n, d).T @ x.reshape(n, d) / n
-        mixed = s @ correlation
+        mixed = _by_other_half(x, s)
         scale = np.sqrt(np.maximum(np.diag(np.linalg.pinv(correlation, hermitian=True)), 1)) / sd
     # subtracting the mean of the draws loses 1 / ESS; no run determines a variance better than to 1 / ESS^1/2
     lost = 1 / effective(z)
@@ -168,6 +168,17 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
         inflation_error,
         scale,
     )
+
+
+def _by_other_half(x: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """
+    s times the correlation of the draws, where the draws of each half of the chains have that of the other half. With
+    the correlation of the same draws, E[x_j (s R)_j] would be too large by (d + 1) / ESS.
+    """
+    half, d = x.shape[1] // 2, x.shape[-1]
+    halves = (part.reshape(-1, d) for part in (x[:, :half], x[:, half:]))
+    first, second = (part.T @ part / len(part) for part in halves)
+    return np.concatenate([s[:, :half] @ second, s[:, half:] @ first], 1)
 
 
 def _error_of_product(x: np.ndarray, s: np.ndarray, product: np.ndarray) -> np.ndarray:

@@ -133,7 +133,8 @@ class SGMCMCState(NamedTuple):
         changed = Marks.of(self.marks).data_changed
         found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 7
         found = [jnp.full_like(self.step_size, number) for number in found]
-        place = projection(self.phase.z, batched)
+        # chains that are tuned one by one have coordinates of their own
+        place = projection(self.phase.z if batched else self.z, batched)
         jump = jnp.zeros_like(self.step_size)
         if isinstance(self.temperature, BySteps):
             jump = squared_step(self.phase.z, self.last_finite, self.step_size, batched)
