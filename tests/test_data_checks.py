@@ -2,6 +2,7 @@
 
 import warnings
 
+import jax
 from jax import random
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +105,7 @@ def changed(x, index, value):
     [
         (groups, CODES, None),
         (groups, CODES.astype(np.uint8), None),
-        (groups, CODES - 3, None),  # an index from the end, as in Python
+        (groups, CODES - 3, None),  # all from the end, as in Python
         (shifted, CODES + 1, None),
         (groups, changed(CODES, 250, 3), "argument 2 has values from 0 to 3, and indexes an array with 3 elements"),
         (groups, changed(CODES, 250, -4), "argument 2 has values from -4 to 2"),
@@ -120,6 +121,92 @@ def test_codes_beyond_an_array(model, codes, message, array):
         return started(model, Y, array(codes))
     with pytest.raises(ValueError, match=message):
         started(model, Y, array(codes))
+
+
+def test_missing_categories():
+    """pandas gives them the code -1, which for JAX is the last category."""
+    with pytest.warns(UserWarning, match="argument 2 has negative values, the smallest is -1.* missing category"):
+        started(groups, Y, changed(CODES, slice(0, 30), -1))
+
+
+def normal(y, scale=1.0):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows] / scale)
+
+
+def test_integers_of_64_bits():
+    cents = (3e9 + 2e8 * Y).astype(np.int64)
+    with pytest.raises(ValueError, match="argument 1 has integers from .* do not fit into the int32.*astype"):
+        started(normal, cents, scale=1e9)
+    started(normal, cents // 100, scale=1e7)
+    started(lambda y, names: normal(y), Y, cents)  # not used
+
+
+def test_masked_arrays():
+    with pytest.raises(ValueError, match="argument 1 is a masked array of NumPy"):
+        started(normal, np.ma.masked_array(Y, Y > 1))
+
+
+def lag_of_the_minibatch(y):
+    phi = numpyro.sample("phi", dist.Normal(0.5, 0.1))
+    with numpyro.plate("rows", len(y)) as rows:
+        now = y[rows]
+        numpyro.sample("y", dist.Normal(phi * jnp.concatenate([jnp.zeros(1), now[:-1]]), 1), obs=now)
+
+
+def mean_of_the_minibatch(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(mu + y[rows].mean(), 1), obs=y[rows])
+
+
+def cox(y):
+    b = numpyro.sample("b", dist.Normal(1, 0.1))
+    with numpyro.plate("rows", len(y)) as rows:
+        risk = b * y[jnp.sort(rows)]
+        numpyro.factor("cox", risk - jax.lax.cumlogsumexp(risk))
+
+
+def in_order(y):
+    """The densities of the rows are in another order, and their sum is the same."""
+    normal_in_order = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(normal_in_order, 1), obs=y[jnp.sort(rows)])
+
+
+def pairs(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y), dim=-2) as i, numpyro.plate("columns", len(y), dim=-1) as j:
+        numpyro.sample("y", dist.Normal(mu * y[i][:, None], 1), obs=y[i][:, None] + y[j])
+
+
+@pytest.mark.parametrize(
+    "model, site",
+    [(lag_of_the_minibatch, "y"), (mean_of_the_minibatch, "y"), (cox, "cox"), (in_order, ""), (pairs, "")],
+)
+def test_rows_that_depend_on_each_other(model, site):
+    def start():
+        sizes = {"rows": 21, "columns": 20} if model is pairs else 21
+        SGLD(model, step_size=1e-3, batch_size=sizes).init(random.key(0), 0, None, (Y,), {})
+
+    if not site:
+        return start()
+    with pytest.raises(ValueError, match=f"site '{site}' for a row of plate 'rows' depends on the other rows"):
+        start()
+
+
+def groups_of_unequal_size(y):
+    for k, part in enumerate((y[:200], y[200:])):
+        mu = numpyro.sample(f"mu{k}", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(part)) as rows:
+            numpyro.sample(f"y{k}", dist.Normal(mu, 1), obs=part[rows])
+
+
+def test_a_plate_with_two_sizes():
+    with pytest.raises(ValueError, match="two plates with the name 'rows', one of 200 and one of 100 rows"):
+        started(groups_of_unequal_size, jnp.asarray(Y))
+    SGLD(groups_of_unequal_size, step_size=1e-3).init(random.key(0), 0, None, (jnp.asarray(Y),), {})  # all rows
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])

@@ -1,7 +1,7 @@
 """
-Checks of the values of the data, before a chain starts: codes that index beyond the end of an array, observed values
-outside of a support, and rows whose energy is not finite. A run would not name them. JAX replaces such an index by the
-last one, and a step that uses a row without a finite energy is refused.
+Checks of the values of the data, before a chain starts: integers that JAX cannot hold, codes that index beyond an end
+of an array, observed values outside of a support, and rows whose energy is not finite. A run would not name them. JAX
+replaces such an index by the last one, and a step that uses a row without a finite energy is refused.
 
 They cost one look at each array. Arrays on disk, or distributed over devices, are not read.
 """
@@ -19,15 +19,39 @@ from numpyro.distributions import constraints
 
 from numpyro_sgmcmc.model.arrays import named_leaves
 from numpyro_sgmcmc.model.potential import ModelPotential
-from numpyro_sgmcmc.types import Rows, Sites
+from numpyro_sgmcmc.types import Plate, Rows, Sites
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.compat import stack_level
 
 CHUNK = 2**22  # numbers that are looked at together
+EXCHANGES = 4  # of halves of minibatches; one alone may show nothing by chance
+NOT_A_SUM = 1e-4  # relative difference of sums of energies that is more than rounding
+
+
+def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
+    """
+    :raises ValueError: if an argument that the model indexes or observes has integers of 64 bits that JAX, without
+        ``jax_enable_x64``, would replace by others.
+    """
+    structure = potential.structure
+    used = {lookup.argument for lookup in structure.lookups} | {site.argument for site in structure.sites.values()}
+    for name, x in _values(model_args, model_kwargs).items():
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        if name not in used or x.dtype.kind not in "iu" or dtype == x.dtype:
+            continue
+        low, high, bounds = int(x.min()), int(x.max()), np.iinfo(dtype)
+        if low < bounds.min or high > bounds.max:
+            raise ValueError(
+                f"{name} has integers from {low} to {high}, which do not fit into the {dtype} that JAX uses for them, "
+                f"so it would compute with other numbers. Pass x.astype(float), perhaps in larger units, or set "
+                "jax_enable_x64. Identifiers become codes by np.unique(x, return_inverse=True)[1]."
+            )
 
 
 def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
     """
+    Warns of negative codes among others: JAX counts them from the end of the indexed array.
+
     :raises ValueError: if values of an argument are used as an index that the indexed array does not have.
     """
     values = _values(model_args, model_kwargs)
@@ -42,6 +66,14 @@ def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapp
                 f"{lookup.dim} of the shape {lookup.shape}). JAX would use the nearest element for an index that the "
                 f"array does not have, without an error. Use codes from 0 to {size - 1}: np.unique(codes, "
                 f"return_inverse=True)[1]. If the model masks these elements, write jnp.clip(codes, 0, {size - 1})."
+            )
+        if low < 0 <= high:
+            warnings.warn(
+                f"{lookup.codes} has negative values, the smallest is {low}, and indexes an array with {size} elements "
+                f"(dimension {lookup.dim} of the shape {lookup.shape}). JAX counts them from its end, so -1 is the "
+                "last element. In codes of pandas -1 is a missing category: leave such rows out, or give them a "
+                "category of their own. If the model masks these elements, write jnp.maximum(codes, 0).",
+                stacklevel=stack_level(),
             )
 
 
@@ -102,6 +134,63 @@ def check_finite(
                 f"{what} is not finite either, so every step that uses this row would be refused. Leave such rows out, "
                 "or replace missing values by finite numbers, and leave them out with numpyro.handlers.mask."
             )
+
+
+def check_single_rows(on_potential: Callable, potential: ModelPotential, z: Sites, rng_key: jax.Array) -> None:
+    """
+    The energy of a minibatch must be the sum of the energies of its rows. Then four halves of minibatches satisfy
+
+    .. math:: U(a, b) + U(c, d) = U(a, d) + U(c, b).
+
+    Models that draw their own keys, or local sites, and data on disk or over devices are not checked.
+
+    :param on_potential: as for :func:`check_finite`.
+    :param z: a position.
+    :raises ValueError: for a site where they do not, as with a sum over the rows of the minibatch.
+    """
+    if potential.randomised or potential.draws_local_sites or potential.sources or potential.sharded:
+        return
+    batches = {name: _exchanged_halves(plate) for name, plate in potential.plates.items() if plate.batch_size > 1}
+    if not batches:
+        return
+    for plate, by_site in on_potential(_energies_of_batches)(z, batches, rng_key).items():
+        for site, (sums, sizes) in by_site.items():
+            differences = np.asarray(sums).reshape(-1, 4) @ np.array([1, 1, -1, -1])
+            if np.isfinite(sizes).all() and np.abs(differences).max() > NOT_A_SUM * 4 * np.max(sizes):
+                raise ValueError(
+                    f"the log density of site {site!r} for a row of plate {plate!r} depends on the other rows of its "
+                    "minibatch, as with a mean, a sum, a lag or an order computed from x[rows]. So it is not that of "
+                    "the row in the whole data. Compute what needs all rows before the run and pass it as an argument "
+                    "with one element for each row; a series in which each row depends on the one before can index "
+                    "both, y[rows] and y[rows + 1]. Or use all rows: batch_size={}."
+                )
+
+
+def _exchanged_halves(plate: Plate) -> np.ndarray:
+    """
+    Minibatches of the rows of a, b, of c, d, of a, d, and of c, b, several times; the halves alternate in a minibatch.
+    """
+    rng, batches = np.random.default_rng(1), []
+    for _ in range(EXCHANGES):
+        a, b, c, d = rng.integers(plate.size, size=(4, plate.batch_size // 2))
+        rest = rng.integers(plate.size, size=plate.batch_size % 2)
+        batches += [np.concatenate([np.ravel(pair, "F"), rest]) for pair in ((a, b), (c, d), (a, d), (c, b))]
+    return np.array(batches, np.int32)
+
+
+def _energies_of_batches(potential, z, batches, rng_key):
+    """Plate -> site -> the energy and the sum of its absolute terms for each of the batches."""
+
+    def energies(name):
+        def of(batch):
+            terms = potential._energies(z, potential.some_rows() | {name: batch}, rng_key)
+            return {
+                site: (jnp.sum(energy), jnp.sum(jnp.abs(energy))) for site, plates, energy in terms if name in plates
+            }
+
+        return jax.lax.map(of, batches[name])
+
+    return {name: energies(name) for name in batches}
 
 
 def _energies_and_gradient(potential, z, rows, rng_key):

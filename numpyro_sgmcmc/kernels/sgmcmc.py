@@ -18,7 +18,13 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
-from numpyro_sgmcmc.kernels.data_checks import check_codes, check_finite, warn_of_values
+from numpyro_sgmcmc.kernels.data_checks import (
+    check_codes,
+    check_finite,
+    check_integers,
+    check_single_rows,
+    warn_of_values,
+)
 from numpyro_sgmcmc.kernels.end_of_run import Bar
 from numpyro_sgmcmc.kernels.parts import chain_of_parts
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, raw_key, stream
@@ -234,6 +240,7 @@ class SGMCMC(MCMCKernel):
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential, batched)
             check_init_strategy(chain.init_strategy, potential)
+        check_integers(potential, model_args, model_kwargs)
         check_codes(potential, model_args, model_kwargs)
         warn_of_values(potential, model_args, model_kwargs)
         on_potential = partial(
@@ -253,6 +260,7 @@ class SGMCMC(MCMCKernel):
             z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
             check_finite(on_potential, potential, z, stream(key, PROBE), model_args, model_kwargs)
             check_energies(energies)
+            check_single_rows(on_potential, potential, z, stream(key, PROBE))
             first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
             self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
             warn_of_local_moves(on_potential, potential, self._model, z, stream(key, PROBE))

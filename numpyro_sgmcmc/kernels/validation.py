@@ -186,7 +186,9 @@ def warn_of_scales(potential: ModelPotential) -> None:
         by_plates = math.prod(
             plate.size / plate.batch_size for key, plate in potential.plates.items() if key in site.plates
         )
-        if by_plates > 1 and site.scale is not None and math.isclose(site.scale, by_plates**2, rel_tol=1e-3):
+        if by_plates < 1.01 or site.scale is None:  # one factor and two cannot be told apart
+            continue
+        if math.isclose(site.scale, by_plates**2, rel_tol=1e-3):
             warnings.warn(
                 f"the model scales site {name!r} by {by_plates:.6g}, which is N / n of its minibatched plate. The "
                 f"plate does so already, so each row counts {by_plates:.6g} times. Leave handlers.scale out.",

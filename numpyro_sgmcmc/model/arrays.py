@@ -51,9 +51,17 @@ def indexable(arguments: tuple[tuple, Mapping[str, Any]]) -> Any:
     """
     The arguments of a model, ``(args, kwargs)``, whose NumPy arrays can be indexed by traced row numbers. Memory maps
     stay on disk.
+
+    :raises ValueError: for a masked array.
     """
 
     def convert(path: Any, x: Any) -> Any:
+        if isinstance(x, np.ma.MaskedArray):
+            raise ValueError(
+                f"{_name(path)} is a masked array of NumPy, whose masked values would be used as data. Leave these "
+                "rows out, or pass x.filled(value) and the mask as two arrays, and write "
+                "numpyro.handlers.mask(mask=~mask[rows]) in the plate."
+            )
         if _is_numeric(x) and isinstance(x, np.memmap) and x.ndim:
             x = OnDisk(x)
         if isinstance(x, RowArray):

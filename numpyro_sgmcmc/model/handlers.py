@@ -31,6 +31,7 @@ class minibatch(Messenger):
         self.rows = {} if rows is None else rows
         self.rng_key = rng_key
         self.declared: dict[str, tuple[int, int | None]] = {}
+        self.unequal: dict[str, tuple[int, int]] = {}  # plates that are declared with two sizes
         self.in_scan: dict[str, tuple[int, int | None]] = {}
         self.randomised = False
         super().__init__(fn)
@@ -38,6 +39,8 @@ class minibatch(Messenger):
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
             size = msg["args"][0]
+            if msg["name"] in self.declared and self.declared[msg["name"]][0] != size:
+                self.unequal[msg["name"]] = self.declared[msg["name"]][0], size
             self.declared[msg["name"]] = msg["args"]
             chosen = self.rows.get(msg["name"])
             # with new args, a plate without a subsample_size does not warn about one

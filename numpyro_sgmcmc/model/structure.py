@@ -52,6 +52,7 @@ class Structure(NamedTuple):
     randomised: bool
     left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate but are outside it
     lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate, or by data
+    unequal: Mapping[str, tuple[int, int]]  # plates that are declared twice, with these sizes
 
     @property
     def latents(self) -> dict[str, Site]:
@@ -105,6 +106,7 @@ def outline(
             if uses[name] and not batch_sizes.keys() & set(plates)
         ),
         lookups=tuple(lookups),
+        unequal=chosen.unequal,
     )
 
 
