@@ -58,11 +58,21 @@ def score_lines(draws: Draws, found: Gradients, remedy: str) -> dict[str, Line]:
     limit = bound(2 * len(draws.names), len(draws.z), ess)
     zero = (of.gradient, of.gradient_error, np.abs(of.gradient) / of.scale)
     shift = (of.shift, of.shift_error, np.abs(of.shift))
-    lines["score"] = _identity("E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd", remedy)
+    lines["score"] = _identity(
+        "E[dU/dz] = 0", draws, zero, shift, limit, MEAN, "the mean is off by {:.2f} sd", f"{MEAN[0]} sd", remedy
+    )
     one = (of.virial - 1, of.virial_error, np.abs(of.virial - 1))
     inflation = (of.inflation, of.inflation_error, np.abs(of.inflation))
     lines["virial"] = _identity(
-        "E[(z - m) dU/dz] = 1", draws, one, inflation, limit, VARIANCE, "the variance is off by {:+.0%}", remedy
+        "E[(z - m) dU/dz] = 1",
+        draws,
+        one,
+        inflation,
+        limit,
+        VARIANCE,
+        "the variance is off by {:+.0%}",
+        f"{VARIANCE[0]:.0%}",
+        remedy,
     )
     if found.widened:
         overflow = f"perhaps the model overflows in the dtype of {', '.join(found.widened)}: give it 32 bits. Else "
@@ -111,6 +121,7 @@ def _identity(
     limit: np.ndarray,
     tolerance: tuple[float, float],
     effect: str,
+    allowed: str,
     remedy: str,
 ) -> Line:
     """
@@ -118,6 +129,7 @@ def _identity(
     :param mixed: the same, multiplied by the covariance of the draws.
     :param limit: limit of the z-score of each coordinate.
     :param effect: format string that describes ``mixed``.
+    :param allowed: the first tolerance, in its words.
     """
     deviation, own_error, own_size = own
     shifted, mixed_error, mixed_size = mixed
@@ -153,7 +165,7 @@ def _identity(
         name,
         float(both[worst]),
         f"z = {both[worst]:.1f} at {draws.names[worst]}, {shown}",
-        f"z <= {limit[worst]:.1f}, or less than {tolerance[0]:.0%}",
+        f"z <= {limit[worst]:.1f}, or less than {allowed}",
         verdict,
         advice,
         {

@@ -48,8 +48,10 @@ def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
     tuned = bool(np.asarray(monitor.num_steps).any())
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
+        most = refused.max()
+        when = f"refused every step for a while (up to {most} in a row)"
         _warn(
-            f"{_chains(stuck, refused)} refused every step for a while (up to {refused.max()} in a row), because "
+            f"{_chains(stuck, refused)} {when if most >= STUCK else 'refused the last step of every draw'}, because "
             f"these steps led to values that are not finite or out of the support; step_size is {h:.3g}. Use a "
             f"{'larger num_warmup' if tuned else 'smaller step_size'}, or check the data for values that are not "
             "finite."
@@ -104,8 +106,8 @@ def _why(T: float, tuned: bool) -> str:
     if T > 1:
         return (
             "the step size is beyond its stability limit, the friction is too small for the noise of the minibatches, "
-            "or the chain has not converged from a distant start. Use a smaller step_size, larger batches, or more "
-            "warm-up from init_params=find_mode(...)."
+            "or the chain has not converged from a distant start. Use a smaller step_size, larger batches, a "
+            "larger friction (diffusion for thermostats), or more warm-up from init_params=find_mode(...)."
         )
     return (
         "thermostats that grew on the way from a distant start, or refused steps, have slowed down the momentum. Start "
@@ -124,8 +126,8 @@ def _report_doubts(monitor: Monitor, h: float, coordinates: int, limit: float, t
         f"a larger num_warmup or batch_size, or other parameters of the model (the step size {h:.3g} was chosen by the "
         "warm-up)"
         if tuned
-        else f"a smaller step_size (it is {h:.3g}), a larger batch_size or friction, gradient=ControlVariate("
-        "find_mode(...)), or more warm-up from a distant start"
+        else f"a smaller step_size (it is {h:.3g}), a larger batch_size, friction or diffusion, "
+        "gradient=ControlVariate(find_mode(...)), or more warm-up from a distant start"
     )
     doubts = []
     share = float((np.asarray(monitor.refused) > 0).mean())

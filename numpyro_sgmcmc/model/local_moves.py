@@ -7,7 +7,7 @@ biased, mostly in its width. If the data nearly determine the latents of a row, 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import math
 from typing import Any
 
@@ -227,4 +227,4 @@ class LocalLangevin(LocalHMC):
     :param start: as for :class:`LocalHMC`.
     """
 
-    num_steps: int = 1
+    num_steps: int = field(default=1, init=False)
