@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD
@@ -194,6 +195,20 @@ def test_rows_that_depend_on_each_other(model, site):
         return start()
     with pytest.raises(ValueError, match=f"site '{site}' for a row of plate 'rows' depends on the other rows"):
         start()
+
+
+@pytest.mark.parametrize("method", ["parallel", "vectorized", jax.vmap], ids=str)
+def test_rows_that_depend_on_each_other_in_a_map_over_chains(method):
+    mcmc = MCMC(
+        SGLD(lag_of_the_minibatch, step_size=1e-3, batch_size=20),
+        num_warmup=1,
+        num_samples=1,
+        num_chains=2,
+        chain_method=method,
+        progress_bar=False,
+    )
+    with pytest.raises(ValueError, match="site 'y' for a row of plate 'rows' depends on the other rows"):
+        mcmc.run(random.key(0), Y)
 
 
 def groups_of_unequal_size(y):

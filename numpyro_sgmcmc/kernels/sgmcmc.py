@@ -265,9 +265,11 @@ class SGMCMC(MCMCKernel):
             self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
             warn_of_local_moves(on_potential, potential, self._model, z, stream(key, PROBE))
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
-            # in a map over chains the energies have no values; those of another start, made here, have
+            # in a map over chains the start has no values; another start, made here, has
             with jax.ensure_compile_time_eval():
-                check_energies(on_potential(self._energies_of_a_start)(random.key(0)))
+                z, energies = on_potential(self._a_start)(random.key(0))
+                check_energies(energies)
+                check_single_rows(on_potential, potential, z, random.key(0))
         warn_of_sites(potential.structure)
         warn_of_scales(potential)
         warn_of_scattered_rows(potential, chain.rows)
@@ -326,9 +328,10 @@ class SGMCMC(MCMCKernel):
         object.__setattr__(kernel, "_model", wrapper(self._model))
         return kernel
 
-    def _energies_of_a_start(self, potential, rng_key):
+    def _a_start(self, potential, rng_key):
         rows = potential.some_rows()
-        return potential.by_site(self._chain.start(potential, rng_key, rows, None), rows, rng_key)
+        z = self._chain.start(potential, rng_key, rows, None)
+        return z, potential.by_site(z, rows, rng_key)
 
     @property
     def _batch_size(self) -> Any:
