@@ -500,3 +500,25 @@ def test_an_extra_field_that_does_not_exist(chains):
     mcmc = MCMC(SGLD(good, step_size=1e-3, batch_size=4), num_warmup=1, num_samples=2, progress_bar=False, **chains)
     with pytest.raises(KeyError, match="extra_fields='potential_energy': a state has the fields i, z, .*; potential_e"):
         mcmc.run(random.key(0), Y, extra_fields=("potential_energy",))
+
+
+@pytest.mark.parametrize(
+    "model, note",
+    [
+        (lambda group: index_by(group.astype(float)), "Pass codes as integers"),
+        (lambda group: index_by(group, keep=group > 0), "numpyro.handlers.mask"),
+    ],
+    ids=["float codes", "a mask of rows"],
+)
+def test_what_jax_says_of_an_index_is_explained(model, note):
+    with pytest.raises((TypeError, IndexError)) as failed:
+        SGLD(model, step_size=1e-3, batch_size=4).init(random.key(0), 0, None, (np.arange(12) % 3,), {})
+    assert any(note in line for line in failed.value.__notes__)
+
+
+def index_by(group, keep=None):
+    effect = numpyro.sample("effect", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("N", len(group)) as rows:
+        if keep is not None:
+            rows = rows[jnp.asarray(keep)[rows]]
+        numpyro.sample("y", dist.Normal(effect[group[rows]], 1), obs=jnp.zeros(len(rows)))

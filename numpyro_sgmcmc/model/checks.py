@@ -182,20 +182,21 @@ def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: TypeError) -> No
     if odd:
         raise ValueError(
             f"{odd}, which cannot be indexed by the rows of a minibatch. Pass an array of numbers: np.asarray(x) for a "
-            "list, x.to_numpy(float) for a column of a data frame, np.unique(x, return_inverse=True)[1] for labels. "
+            "list, x.to_numpy(float) for a column of a data frame, x.toarray() for a sparse matrix, "
+            "np.unique(x, return_inverse=True)[1] for labels. "
             f"The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from error
 
 
 def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """The first argument that is a list of numbers, a column of a data frame or a non-numeric array."""
+    """The first argument that is a list of numbers, of a data frame, a sparse matrix or a non-numeric array."""
     named = [(f"argument {k}", arg) for k, arg in enumerate(args, 1)] + [(f"{k}=", arg) for k, arg in kwargs.items()]
     for name, arg in named:
         if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
             return f"{name} is an array of dtype {arg.dtype}"
         numbers = int, float, str, np.generic
         plain = isinstance(arg, (list, tuple)) and any(isinstance(x, numbers) for x in jax.tree.leaves(arg))
-        if plain or type(arg).__module__.partition(".")[0] in ("pandas", "polars"):
+        if plain or type(arg).__module__.partition(".")[0] in ("pandas", "polars", "scipy"):
             return f"{name} is a {type(arg).__name__}"
     return ""
 

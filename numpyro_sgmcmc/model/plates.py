@@ -74,8 +74,9 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
         raise ValueError(scan_message(next(iter(structure.in_scan))))
     if not structure.plates:
         raise ValueError(
-            f"batch_size={batch_size}, but the model has no plate to take a minibatch from. Observe its data in one: "
-            "`with numpyro.plate('N', len(x)) as rows: numpyro.sample('obs', ..., obs=x[rows])`."
+            f"batch_size={batch_size}, but the model has no plate to take a minibatch from. Observe its data in "
+            "one, made in the model: `with numpyro.plate('N', len(x)) as rows: numpyro.sample('obs', ..., "
+            "obs=x[rows])`."
         )
     if not candidates:
         for name, site in structure.latents.items():
@@ -87,7 +88,7 @@ def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[s
         )
     raise ValueError(
         f"batch_size={batch_size} is ambiguous: the plates {', '.join(map(repr, candidates))} all have observed sites. "
-        f"Name one: batch_size={{{candidates[0]!r}: {batch_size}}}."
+        f"Name one: batch_size={{{max(candidates, key=lambda name: structure.plates[name][0])!r}: {batch_size}}}."
     )
 
 

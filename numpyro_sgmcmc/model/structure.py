@@ -149,6 +149,10 @@ def _abstract_run(
         site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
         if site:
             error.add_note(f"The model fails at site {site!r}.")
+        if "Indexer must have integer" in str(error):  # by JAX
+            error.add_note("An index is not an integer. Pass codes as integers: codes.astype(int).")
+        if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+            error.add_note("To leave out some rows of a plate, use numpyro.handlers.mask(mask=keep[rows]) in it.")
         error.add_note(f"numpyro_sgmcmc ran the model with {described(args, kwargs) or 'no arrays'}.")
         raise
     # dicts are flattened in the order of their keys
