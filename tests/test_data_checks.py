@@ -197,7 +197,7 @@ def test_rows_that_depend_on_each_other(model, site):
         start()
 
 
-@pytest.mark.parametrize("method", ["parallel", "vectorized", jax.vmap], ids=str)
+@pytest.mark.parametrize("method", ["parallel", "vectorized", jax.vmap], ids=["parallel", "vectorized", "jax.vmap"])
 def test_rows_that_depend_on_each_other_in_a_map_over_chains(method):
     mcmc = MCMC(
         SGLD(lag_of_the_minibatch, step_size=1e-3, batch_size=20),

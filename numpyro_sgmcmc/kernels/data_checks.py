@@ -7,11 +7,13 @@ They cost one look at each array. Arrays on disk, or distributed over devices, a
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 import math
 from typing import Any
 import warnings
 
 import jax
+from jax import random
 from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
@@ -136,24 +138,37 @@ def check_finite(
             )
 
 
-def check_single_rows(on_potential: Callable, potential: ModelPotential, z: Sites, rng_key: jax.Array) -> None:
+def exchanged_energies(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> dict[str, dict[str, Any]]:
+    """
+    Plate -> site -> its energies for some minibatches, whose halves are exchanged, and the sums of the absolute terms.
+
+    They are evaluated in the program of the start, which has the data. Models that draw their own keys, or local sites,
+    and data on disk or over devices are left out.
+    """
+    if potential.randomised or potential.draws_local_sites or potential.sources or potential.sharded:
+        return {}
+
+    def energies(name, batch):
+        terms = potential._energies(z, potential.some_rows() | {name: batch}, rng_key)
+        return {site: (jnp.sum(energy), jnp.sum(jnp.abs(energy))) for site, plates, energy in terms if name in plates}
+
+    return {
+        name: jax.lax.map(partial(energies, name), _exchanged_halves(plate, rng_key))
+        for name, plate in potential.plates.items()
+        if plate.batch_size > 1
+    }
+
+
+def check_single_rows(found: Mapping[str, Mapping[str, Any]]) -> None:
     """
     The energy of a minibatch must be the sum of the energies of its rows. Then four halves of minibatches satisfy
 
     .. math:: U(a, b) + U(c, d) = U(a, d) + U(c, b).
 
-    Models that draw their own keys, or local sites, and data on disk or over devices are not checked.
-
-    :param on_potential: as for :func:`check_finite`.
-    :param z: a position.
+    :param found: see :func:`exchanged_energies`.
     :raises ValueError: for a site where they do not, as with a sum over the rows of the minibatch.
     """
-    if potential.randomised or potential.draws_local_sites or potential.sources or potential.sharded:
-        return
-    batches = {name: _exchanged_halves(plate) for name, plate in potential.plates.items() if plate.batch_size > 1}
-    if not batches:
-        return
-    for plate, by_site in on_potential(_energies_of_batches)(z, batches, rng_key).items():
+    for plate, by_site in found.items():
         for site, (sums, sizes) in by_site.items():
             differences = np.asarray(sums).reshape(-1, 4) @ np.array([1, 1, -1, -1])
             if np.isfinite(sizes).all() and np.abs(differences).max() > NOT_A_SUM * 4 * np.max(sizes):
@@ -166,31 +181,16 @@ def check_single_rows(on_potential: Callable, potential: ModelPotential, z: Site
                 )
 
 
-def _exchanged_halves(plate: Plate) -> np.ndarray:
+def _exchanged_halves(plate: Plate, rng_key: jax.Array) -> jax.Array:
     """
     Minibatches of the rows of a, b, of c, d, of a, d, and of c, b, several times; the halves alternate in a minibatch.
     """
-    rng, batches = np.random.default_rng(1), []
-    for _ in range(EXCHANGES):
-        a, b, c, d = rng.integers(plate.size, size=(4, plate.batch_size // 2))
-        rest = rng.integers(plate.size, size=plate.batch_size % 2)
-        batches += [np.concatenate([np.ravel(pair, "F"), rest]) for pair in ((a, b), (c, d), (a, d), (c, b))]
-    return np.array(batches, np.int32)
-
-
-def _energies_of_batches(potential, z, batches, rng_key):
-    """Plate -> site -> the energy and the sum of its absolute terms for each of the batches."""
-
-    def energies(name):
-        def of(batch):
-            terms = potential._energies(z, potential.some_rows() | {name: batch}, rng_key)
-            return {
-                site: (jnp.sum(energy), jnp.sum(jnp.abs(energy))) for site, plates, energy in terms if name in plates
-            }
-
-        return jax.lax.map(of, batches[name])
-
-    return {name: energies(name) for name in batches}
+    key_halves, key_rest = random.split(rng_key)
+    a, b, c, d = random.randint(key_halves, (4, EXCHANGES, plate.batch_size // 2), 0, plate.size)
+    rest = random.randint(key_rest, (EXCHANGES, plate.batch_size % 2), 0, plate.size)
+    pairs = (a, b), (c, d), (a, d), (c, b)
+    batches = [jnp.concatenate([jnp.stack(pair, -1).reshape(EXCHANGES, -1), rest], -1) for pair in pairs]
+    return jnp.stack(batches, 1).reshape(-1, plate.batch_size)
 
 
 def _energies_and_gradient(potential, z, rows, rng_key):

@@ -23,6 +23,7 @@ from numpyro_sgmcmc.kernels.data_checks import (
     check_finite,
     check_integers,
     check_single_rows,
+    exchanged_energies,
     warn_of_values,
 )
 from numpyro_sgmcmc.kernels.end_of_run import Bar
@@ -252,24 +253,27 @@ class SGMCMC(MCMCKernel):
             transforms=self._transforms,
         )
         mark = _fingerprint(model_args, model_kwargs)
-        start = on_potential(
-            lambda potential, *of: self._chains(potential).start(*of, num_warmup=num_warmup, fingerprint=mark)
-        )
-        state, energies = start(rng_key, init_params)
-        if not isinstance(rng_key, Tracer):
+        mapped = isinstance(rng_key, Tracer)
+
+        def start(potential, *of):
+            state, energies = self._chains(potential).start(*of, num_warmup=num_warmup, fingerprint=mark)
             z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
+            return state, energies, z, key, {} if mapped else exchanged_energies(potential, z, stream(key, PROBE))
+
+        state, energies, z, key, exchanged = on_potential(start)(rng_key, init_params)
+        if not mapped:
             check_finite(on_potential, potential, z, stream(key, PROBE), model_args, model_kwargs)
             check_energies(energies)
-            check_single_rows(on_potential, potential, z, stream(key, PROBE))
+            check_single_rows(exchanged)
             first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
             self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
             warn_of_local_moves(on_potential, potential, self._model, z, stream(key, PROBE))
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # in a map over chains the start has no values; another start, made here, has
             with jax.ensure_compile_time_eval():
-                z, energies = on_potential(self._a_start)(random.key(0))
+                energies, exchanged = on_potential(self._energies_of_a_start)(random.key(0))
                 check_energies(energies)
-                check_single_rows(on_potential, potential, z, random.key(0))
+                check_single_rows(exchanged)
         warn_of_sites(potential.structure)
         warn_of_scales(potential)
         warn_of_scattered_rows(potential, chain.rows)
@@ -328,10 +332,10 @@ class SGMCMC(MCMCKernel):
         object.__setattr__(kernel, "_model", wrapper(self._model))
         return kernel
 
-    def _a_start(self, potential, rng_key):
+    def _energies_of_a_start(self, potential, rng_key):
         rows = potential.some_rows()
         z = self._chain.start(potential, rng_key, rows, None)
-        return z, potential.by_site(z, rows, rng_key)
+        return potential.by_site(z, rows, rng_key), exchanged_energies(potential, z, rng_key)
 
     @property
     def _batch_size(self) -> Any:

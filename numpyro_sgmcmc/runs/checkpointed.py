@@ -257,7 +257,7 @@ class Checkpointed:
             "data": fingerprint(segments.args, segments.kwargs),
             "batch_size": kernel.batch_size,
             "steps_per_sample": kernel.steps_per_sample,
-            "model": checksum(lambda key: kernel._a_start(potential, key)[1], one),
+            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key)[0], one),
             "kernel": checksum(segments.sample, segments.carry.state),
             "rng_key": _crc([rng_key]),
             "init_params": _crc(jax.tree.leaves(segments.init_params)),
