@@ -497,7 +497,7 @@ FAULTS = [
           "test_data_checks:missing_categories"),
     Fault("integers: of any size", "data_checks", "if low < bounds.min or high > bounds.max:", "if False:",
           "test_data_checks:64_bits"),
-    Fault("single rows: halves not exchanged", "data_checks", "pairs = (a, b), (c, d), (a, d), (c, b)",
+    Fault("single rows: halves not exchanged", "single_rows", "pairs = (a, b), (c, d), (a, d), (c, b)",
           "pairs = (a, b), (c, d), (a, b), (c, d)", "test_data_checks:each_other"),
     Fault("plates: two sizes", "handlers", 'self.declared[msg["name"]][0] != size:',
           "False:", "test_data_checks:two_sizes"),

@@ -18,16 +18,10 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
-from numpyro_sgmcmc.kernels.data_checks import (
-    check_codes,
-    check_finite,
-    check_integers,
-    check_single_rows,
-    exchanged_energies,
-    warn_of_values,
-)
+from numpyro_sgmcmc.kernels.data_checks import check_codes, check_finite, check_integers, warn_of_values
 from numpyro_sgmcmc.kernels.end_of_run import Bar
 from numpyro_sgmcmc.kernels.parts import chain_of_parts
+from numpyro_sgmcmc.kernels.single_rows import check_single_rows, exchanged_energies
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.kernels.validation import (
     check_fits,
