@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.types import Plate, Sites
 
 EXCHANGES = 4  # of halves of minibatches; one alone may show nothing by chance
@@ -36,7 +37,7 @@ def exchanged_energies(potential: ModelPotential, z: Sites, rng_key: jax.Array) 
         return {site: (jnp.sum(energy), jnp.sum(jnp.abs(energy))) for site, plates, energy in terms if name in plates}
 
     return {
-        name: jax.lax.map(partial(energies, name), _exchanged_halves(plate, rng_key))
+        name: jax.lax.map(partial(energies, name), _exchanged_halves(name, potential.plates, rng_key))
         for name, plate in potential.plates.items()
         if plate.batch_size > 1
     }
@@ -60,13 +61,13 @@ def check_single_rows(found: Mapping[str, Mapping[str, Any]]) -> None:
                 )
 
 
-def _exchanged_halves(plate: Plate, rng_key: jax.Array) -> jax.Array:
-    """
-    Minibatches of the rows of a, b, of c, d, of a, d, and of c, b, several times; the halves alternate in a minibatch.
-    """
-    key_halves, key_rest = random.split(rng_key)
-    a, b, c, d = random.randint(key_halves, (4, EXCHANGES, plate.batch_size // 2), 0, plate.size)
-    rest = random.randint(key_rest, (EXCHANGES, plate.batch_size % 2), 0, plate.size)
-    pairs = (a, b), (c, d), (a, d), (c, b)
-    batches = [jnp.concatenate([jnp.stack(pair, -1).reshape(EXCHANGES, -1), rest], -1) for pair in pairs]
-    return jnp.stack(batches, 1).reshape(-1, plate.batch_size)
+def _exchanged_halves(name: str, plates: Mapping[str, Plate], rng_key: jax.Array) -> jax.Array:
+    """Minibatches of a plate from halves a and b, c and d, a and d, c and b, several times; the halves alternate."""
+
+    def several(rng_key):
+        return jax.vmap(lambda key: independent_rows(key, plates)[name])(random.split(rng_key, EXCHANGES))
+
+    ab, cd = map(several, random.split(rng_key))
+    first = jnp.arange(ab.shape[1]) % 2 == 0
+    batches = ab, cd, jnp.where(first, ab, cd), jnp.where(first, cd, ab)
+    return jnp.stack(batches, 1).reshape(-1, ab.shape[1])
