@@ -214,7 +214,8 @@ class SGMCMC(MCMCKernel):
         :param init_params: unconstrained values for some or all sites (constrained values in a block of
             :class:`~numpyro.infer.Gibbs`, as is its convention); the other sites start by ``init_strategy``.
         :raises ValueError: for a model that :func:`~numpyro_sgmcmc.model.checks.checked_structure` refuses;
-            ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site.
+            ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
+            whose density for a row depends on the other rows of its minibatch.
         """
         rng_key = raw_key(rng_key)
         batched = not is_key(rng_key)
