@@ -41,7 +41,7 @@ def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: M
         if low < bounds.min or high > bounds.max:
             raise ValueError(
                 f"{name} has integers from {low} to {high}, which do not fit into the {dtype} that JAX uses for them, "
-                f"so it would compute with other numbers. Pass x.astype(float), perhaps in larger units, or set "
+                "so it would compute with other numbers. Pass x.astype(float), perhaps in larger units, or set "
                 "jax_enable_x64. Identifiers become codes by np.unique(x, return_inverse=True)[1]."
             )
 

@@ -48,10 +48,11 @@ def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
     tuned = bool(np.asarray(monitor.num_steps).any())
     stuck = np.flatnonzero((refused.max(1) >= STUCK) | (refused > 0).all(1))
     if stuck.size:
-        most = refused.max()
-        when = f"refused every step for a while (up to {most} in a row)"
+        most, which = refused.max(), "the last step of every draw"
+        if most >= STUCK:
+            which = f"every step for a while (up to {most} in a row)"
         _warn(
-            f"{_chains(stuck, refused)} {when if most >= STUCK else 'refused the last step of every draw'}, because "
+            f"{_chains(stuck, refused)} refused {which}, because "
             f"these steps led to values that are not finite or out of the support; step_size is {h:.3g}. Use a "
             f"{'larger num_warmup' if tuned else 'smaller step_size'}, or check the data for values that are not "
             "finite."

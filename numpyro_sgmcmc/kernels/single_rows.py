@@ -33,7 +33,7 @@ def exchanged_energies(potential: ModelPotential, z: Sites, rng_key: jax.Array) 
         return {}
 
     def energies(name, batch):
-        terms = potential._energies(z, potential.some_rows() | {name: batch}, rng_key)
+        terms = potential.energies(z, potential.some_rows() | {name: batch}, rng_key)
         return {site: (jnp.sum(energy), jnp.sum(jnp.abs(energy))) for site, plates, energy in terms if name in plates}
 
     return {

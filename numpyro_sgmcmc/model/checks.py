@@ -57,7 +57,6 @@ def checked_structure(
         for plate in site.plates:
             if plate in plates:
                 raise ValueError(local_message(name, plate))
-    _check_sizes(whole, plates)
     structure = _cut(model, args, kwargs, plates, transforms) if plates else whole
     check_observations(whole)
     _check_other_plates(model, args, kwargs, transforms, whole, plates)
@@ -79,7 +78,6 @@ def _with_local_sites(
             "local= draws the latent sites of the rows of a minibatch, but no plate is minibatched. Give "
             "batch_size={plate: rows}. For all of the data leave local= out: all sites are then sampled alike."
         )
-    _check_sizes(whole, plates)
     cut = _cut(model, args, kwargs, plates, transforms)
     _check_latents(cut)
     if not any(site.plates.keys() & plates.keys() for site in whole.latents.values()):
@@ -90,18 +88,6 @@ def _with_local_sites(
     check_observations(whole)
     _check_other_plates(model, args, kwargs, transforms, whole, plates)
     return plates, cut
-
-
-def _check_sizes(whole: Structure, plates: Mapping[str, Plate]) -> None:
-    """
-    :raises ValueError: for a minibatched plate that the model declares with two sizes.
-    """
-    for name, (first, second) in whole.unequal.items():
-        if name in plates:
-            raise ValueError(
-                f"the model has two plates with the name {name!r}, one of {first} and one of {second} rows. A "
-                f"minibatch has the same rows of both. Give each its own name, for example f'{name}_{{k}}' in a loop."
-            )
 
 
 def _cut(

@@ -173,7 +173,7 @@ class ModelPotential:
         at_z = unconstrained(minibatch(self._model, rows, key), z, self.transforms)
         return handlers.trace(at_z).get_trace(*self.args, **self.kwargs)
 
-    def _energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
+    def energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
         """Name, plates (name -> dim) and scaled energy, not summed, of every sample site."""
         for name, site in self._trace(z, rows, rng_key).items():
             if site["type"] == "sample":
@@ -187,7 +187,7 @@ class ModelPotential:
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
         """Energy of everything outside the minibatched plates, including the Jacobians of transforms; needs no data."""
-        energies = self._energies(z, self.some_rows(), rng_key)
+        energies = self.energies(z, self.some_rows(), rng_key)
         return _sum(energy for _, plates, energy in energies if not self.plates.keys() & plates)
 
     def per_row(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
@@ -204,7 +204,7 @@ class ModelPotential:
         ((name, plate),) = self.plates.items()
         n = rows[name].shape[0]
         total = jnp.zeros(n)
-        for _, plates, energy in self._energies(z, rows, rng_key):
+        for _, plates, energy in self.energies(z, rows, rng_key):
             if name in plates:
                 energy = jnp.moveaxis(energy, plates[name], 0).reshape(n, -1).sum(1)
                 total = total + energy * (n / plate.size)
@@ -212,7 +212,7 @@ class ModelPotential:
 
     def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
         """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself if no plate is minibatched."""
-        return _sum(energy for _, _, energy in self._energies(z, rows, rng_key))
+        return _sum(energy for _, _, energy in self.energies(z, rows, rng_key))
 
     def visit(
         self, z: Sites, rows: Rows, rng_key: jax.Array | None, before: tuple[Sites, jax.Array] | None
@@ -228,7 +228,7 @@ class ModelPotential:
 
     def by_site(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> dict[str, jax.Array]:
         """The terms of :meth:`estimate`."""
-        return {name: jnp.sum(energy) for name, _, energy in self._energies(z, rows, rng_key)}
+        return {name: jnp.sum(energy) for name, _, energy in self.energies(z, rows, rng_key)}
 
     def constrain(self, z: Sites) -> dict[str, jax.Array]:
         """
