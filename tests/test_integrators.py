@@ -4,7 +4,7 @@ from jax import random
 import jax.numpy as jnp
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Splitting
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, Reshuffled, Splitting
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
@@ -34,6 +34,11 @@ def test_the_default_words(kernel, word):
     assert kernel(model, step_size=0.1).integrator.word == word
 
 
+def test_the_default_words_of_self_tuned_kernels():
+    assert SGHMC(model).integrator.word == "BAGAB"
+    assert SGHMC(model, rows=Reshuffled()).integrator.word == "BAOAB"
+
+
 @pytest.mark.parametrize(
     "word, gradients, carries",
     [
@@ -43,6 +48,7 @@ def test_the_default_words(kernel, word):
         ("ABGBA", 1, False),
         ("BAOA", 1, False),
         ("BAOAB", 1, True),
+        ("BAGAB", 1, True),
         ("OBABO", 1, True),
         ("OABAO", 1, False),
         ("BADODAB", 1, True),
@@ -93,7 +99,8 @@ def test_gradients_a_step(word, gradients, carries):
         (SGHMC, "AOBGBA", "'O' contains 'G'"),
         (SGHMC, "ABGOBA", "'G' contains 'O'"),
         (SGHMC, "EAG", "'E' contains 'G'"),
-        (SGHMC, "BAGAB", "'G' is correct only in 'BGB'"),
+        (SGHMC, "BAGA", "'G' is correct only in 'BGB' or 'BAGAB'"),
+        (SGHMC, "BAGABA", "'G' is correct only in 'BGB' or 'BAGAB'"),
         (SGHMC, "ABGBAB", "'G' is correct only in 'BGB'"),
         (SGHMC, "ABGBGBA", "'G' is correct only in 'BGB'"),
         (SGNHT, "NOGIN", "NoseHoover: it has no flow 'G'"),

@@ -1,5 +1,6 @@
 """
 NOGIN, the word ABGBA: z is exact however noisy the gradient, what the word is told of that noise, and what it refuses.
+BAGAB: the same but for a small known error, and exact means where the posterior is skewed.
 """
 
 import itertools
@@ -13,8 +14,10 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
+from scipy.special import digamma
 
-from numpyro_sgmcmc import SAGA, SGHMC, Reshuffled, WithoutReplacement, WithReplacement, gradient_noise
+from numpyro_sgmcmc import SAGA, SGHMC, Reshuffled, Splitting, WithoutReplacement, WithReplacement, gradient_noise
+from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.kernels import chain
 from numpyro_sgmcmc.types import Phase
@@ -100,6 +103,48 @@ def test_inflation_is_what_a_wrong_variance_leaves(told, monkeypatch):
     assert float(dynamics.inflation(phase, jnp.asarray(h), {"z": s**2})["z"][0]) == pytest.approx(left, rel=1e-3)
     informed = phase._replace(auxiliary={"z": s**2})
     assert float(dynamics.inflation(informed, jnp.asarray(h), {"z": s**2})["z"][0]) == 0
+
+
+# -- BAGAB -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curvature, h, friction, s, by_aboba", CELLS)
+def test_bagab_is_exact_but_for_the_curvature_that_it_leaves_out(curvature, h, friction, s, by_aboba):
+    """It is exact if s^2 is divided by 1 - h^2 lambda / 4; G cannot, as it does not know lambda."""
+
+    def inflation(known):
+        cell = h, np.array([curvature]), np.array([s**2])
+        law = linear_law(Underdamped(friction), Splitting("BAGAB"), *cell, known=np.array([known]))
+        return float(law.step[0] + law.noise[0])
+
+    assert inflation(s**2 / (1 - h**2 * curvature / 4)) == pytest.approx(0, abs=1e-9)
+    k, c1 = h**2 * s**2 / 4, np.tanh(friction * h / 2)
+    left = k * h**2 * curvature / 4 / c1
+    assert 0 < inflation(s**2) < 1.2 * left
+    assert left < 0.2 * (by_aboba - 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*the energy was still falling")  # in one of thousands of chains, by chance
+@pytest.mark.parametrize("word, order", [("BAGAB", 0.0), ("ABGBA", -1 / 8)])
+def test_the_mean_where_the_posterior_is_skewed(word, order):
+    """
+    The log of a gamma variable, U = a (exp(z) - z), whose mean is known. ABGBA is off by h^2 / 8 times the mean of the
+    third derivative, over the curvature; both are a.
+    """
+    a, h, chains = 4.0, 0.3, 4096
+
+    def model():
+        z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.factor("U", -a * (jnp.exp(z) - z))
+
+    kernel = SGHMC(model, step_size=h, integrator=word, steps_per_sample=4)
+    sizes = {"num_warmup": 20, "num_samples": 200, "num_chains": chains, "chain_method": "vectorized"}
+    mcmc = MCMC(kernel, **sizes, progress_bar=False)
+    mcmc.run(random.key(0), init_params={"z": jnp.log(random.gamma(random.key(1), a, (chains,)) / a)})
+    means = np.asarray(mcmc.get_samples(group_by_chain=True)["z"], float).mean(1) - (digamma(a) - np.log(a))
+    # the fourth order adds less than a sixth of the second
+    assert abs(z_scores(means, order * h**2)) < 4.5 + h**2 / 8 / 6 / (means.std() / np.sqrt(chains))
+    assert abs(z_scores(means, -(h**2) / 8 - order * h**2)) > 10
 
 
 # -- where the variance comes from ---------------------------------------------------------------------------------

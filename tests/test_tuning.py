@@ -35,7 +35,7 @@ from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, in_x, unravel
 from numpyro_sgmcmc.tuning import newton
 from numpyro_sgmcmc.tuning.low_rank import wide_law
 from numpyro_sgmcmc.tuning.newton import normal_law
-from numpyro_sgmcmc.tuning.pilot import BLOCKS, OUTLYING, Moments, evidence, rotation, score_limit, stretch
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, OUTLYING, Moments, evidence, rotation, score_limit, stretch, together
 from numpyro_sgmcmc.tuning.search import search
 from numpyro_sgmcmc.tuning.start import best_of_several
 from numpyro_sgmcmc.types import Evaluation
@@ -688,33 +688,53 @@ def test_the_noise_is_measured_at_the_draws_of_the_round_alone():
     np.testing.assert_allclose(variance(0.0), variance(30.0), rtol=1e-3)
 
 
-@pytest.mark.parametrize("beside", [0.0, 3.0])
-def test_a_step_whose_draws_fail_the_last_check_is_halved(beside):
-    """Nothing changes at the end of the warm-up unless the gradients at the draws are beside 0."""
+@pytest.mark.parametrize("transition", [300, 400])
+@pytest.mark.parametrize("beside", [0.0, 3.0, np.nan])
+def test_a_step_whose_draws_fail_the_last_check_is_halved(beside, transition):
+    """
+    Nothing changes after 3/4 and at the end of the warm-up unless the gradients at the draws are beside 0, or no
+    numbers. The scores of 3/4 count at the end unless there was a correction.
+    """
     kernel = SGHMC(regression, batch_size=100)
     state = kernel.init(random.split(random.key(0), 4), 400, None, (X, Y), {})
     chains = kernel._chains(kernel._potential((X, Y), {}))
     draws = jnp.asarray(rng.normal(size=(200, 4, D)), jnp.float32)
     old = state.tuning._replace(
         moments=moments_of(draws, draws + beside, draws + beside),
-        transition=jnp.asarray(400),
+        transition=jnp.asarray(transition),
         step_size=jnp.asarray(0.3),
         largest=jnp.asarray(0.3),
     )
     of_chains = state.z, state.phase
     before = jax.jit(lambda *of: chains._tuner.before(chains.potential, *of)[0])
     new = before(old, *of_chains, state.gradient_state, random.key(1))
-    assert (new.scores.gradient > new.score_limit) == (beside > 0)
+    scores = new.scores.gradient if transition == 400 else jnp.abs(new.earlier[0]).max()
+    if transition == 400:
+        assert (scores <= new.score_limit) == (beside == 0)
+    else:
+        assert (scores > 0) == (beside == 0)
     assert new.largest == pytest.approx(0.15 if beside else 0.3)
     assert new.step_size <= 0.15 if beside else new.step_size == old.step_size
-    assert (new.coordinates.center == old.coordinates.center).all() == (beside == 0)
+    assert (new.coordinates.center == old.coordinates.center).all() == (beside != 3)
+    assert new.begun == (transition if beside or transition == 300 else 0)
+
+
+def test_the_scores_of_two_rounds():
+    """Of z-scores that are standard normal each, as z-scores; without an earlier round, that of the later one."""
+    x = rng.normal(size=(400, 4, 3)).astype(np.float32)
+    found = evidence(moments_of(x, x + 0.3, x + 0.3))
+    both = together(found, jnp.stack([found.gradient, found.virial]))
+    np.testing.assert_allclose(both.gradient, found.gradient * np.sqrt(2), rtol=1e-5)
+    np.testing.assert_allclose(both.virial, found.virial * np.sqrt(2), rtol=1e-5)
+    alone = together(found, jnp.zeros((2, 3)))
+    np.testing.assert_array_equal(alone.gradient, found.gradient)
 
 
 def test_noise_that_is_not_finite_does_not_count():
     noise = rng.normal(size=(40_000, 3)).astype(np.float32)
     some = np.where(np.arange(40_000)[:, None] % 4 == 0, np.nan, noise)
-    variance, axes = rotation(jnp.asarray(some))
-    assert np.isfinite(axes).all()
+    (variance, error), axes = rotation(jnp.asarray(some))
+    assert np.isfinite(axes).all() and np.isfinite(error).all()
     np.testing.assert_allclose(variance, np.ones(3), rtol=5 * np.sqrt(2 / 15_000))
 
 
@@ -751,7 +771,7 @@ def test_axes_turn_to_the_noise(samples, far):
     S = np.kron(np.eye(10), S)
     noise = (rng.normal(size=(samples, 30)) @ np.linalg.cholesky(S).T).astype(np.float32)
     noise[far] *= 1e3
-    variance, axes = rotation(jnp.asarray(noise))
+    (variance, _), axes = rotation(jnp.asarray(noise))
     turned = axes.T @ S @ axes
     assert variance.sum() == pytest.approx(np.trace(S), rel=0.15)
     half = samples // 2

@@ -101,10 +101,11 @@ class Splitting:
                     raise ValueError(f"{refuse}{letter!r} contains {other!r}; leave out one of them.")
             if flows[letter].needs_gradient and flows[letter].needs_noise and word.count(letter) > 1:
                 raise ValueError(f"{refuse}{letter!r} is a whole first-order step and may occur only once.")
-            place = flows[letter].place
-            if place not in word or any(word.count(part) != place.count(part) for part in place):
+            places = flows[letter].places
+            if places and not any(_stands_in(word, place) for place in places):
                 raise ValueError(
-                    f"{refuse}{letter!r} is correct only in {place!r}, whose letters may not occur elsewhere."
+                    f"{refuse}{letter!r} is correct only in {' or '.join(map(repr, places))}, whose letters may not "
+                    "occur elsewhere."
                 )
         for term in dict.fromkeys("".join(terms.values())):
             having = [letter for letter in flows if term in terms[letter]]
@@ -162,6 +163,11 @@ class Splitting:
             phase = getattr(dynamics, letter)(phase, h / self.word.count(letter), *inputs)
             fresh = fresh and not flow.moves
         return phase, gradient if self.carries_gradient else (), tuple(evaluations)
+
+
+def _stands_in(word: str, part: str) -> bool:
+    """Whether the word has this part, and the letters of the part nowhere else."""
+    return part in word and all(word.count(letter) == part.count(letter) for letter in part)
 
 
 def named(integrator: str | Splitting, dynamics: Dynamics) -> Splitting:

@@ -9,6 +9,15 @@ with a finite energy and reverses its momentum,
 For symmetric words this is the rejection of generalised HMC (Horowitz 1991): it leaves :math:`\\exp(-H)`, restricted to
 the support, invariant up to the error of the steps. A second refusal in a row also halves the momentum, so that no
 chain is trapped between two boundaries.
+
+If the warm-up has chosen the step size, a step is also refused after which the kinetic energy is larger than chance
+allows: the mass is 1 then, so :math:`|p|^2` is chi-squared with d degrees of freedom, and
+
+.. math:: |p|^2 \\le 3 d + 50.
+
+So :math:`\\exp(-H)` is restricted to momenta that it has with a probability of 1 - 1e-12. Without a momentum the same
+bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
+An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values.
 """
 
 from collections.abc import Callable
@@ -19,6 +28,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.kernels.monitor import squared_step
 from numpyro_sgmcmc.kernels.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
 from numpyro_sgmcmc.model.coordinates import in_x, raveled, unraveler
 from numpyro_sgmcmc.model.potential import ModelPotential
@@ -28,6 +38,7 @@ from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_varia
 from numpyro_sgmcmc.tuning.tuner import Tuning
 from numpyro_sgmcmc.types import (
     Adaptive,
+    BySteps,
     Dynamics,
     Evaluation,
     GradientEstimator,
@@ -41,6 +52,8 @@ from numpyro_sgmcmc.types import (
     Thermostatted,
 )
 from numpyro_sgmcmc.utils import noise, trees
+
+PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
 
 
 @dataclass(frozen=True)
@@ -204,15 +217,17 @@ class Chain:
         new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
         last = evaluations[-1]  # every word evaluates at least once: the position has moved since the previous step
         # outside a hard support the energy is infinite, but its gradient may be finite
-        accepted = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
-        phase = trees.where(accepted, new, self._back(state))
+        finite = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
+        last_finite = trees.where(finite, old.z, state.last_finite) if self.integrator.evaluates_start else ()
+        accepted = finite & self._possible(old, new, h) if self.tuned else finite
+        phase = trees.where(accepted, new, self._back(state._replace(last_finite=last_finite)))
         energy = state.potential_estimate
         i = state.i + 1
         return state.at(
             phase,
             i=i,
             marks=state.marks.at[0].add(i == 0),
-            last_finite=trees.where(accepted, old.z, state.last_finite) if self.integrator.evaluates_start else (),
+            last_finite=last_finite,
             gradient=trees.where(accepted, gradient, state.gradient),
             gradient_state=self.gradient.commit(gradient_state, last.update, accepted),
             rows_state=rows_state,
@@ -221,6 +236,14 @@ class Chain:
             diverging=state.diverging | ~accepted,
             refused=jnp.where(accepted, self._still_refused(state), state.refused + 1),
         )
+
+    def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
+        """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""
+        temperature = self.dynamics.temperature(new)
+        if isinstance(temperature, BySteps):
+            temperature = squared_step(new.z, old.z, h, batched=False)
+        d = trees.size(new.z)
+        return jnp.asarray(True) if isinstance(temperature, tuple) else d * temperature <= PER_COORDINATE * d + BEYOND
 
     def _in_coordinates(self, potential: ModelPotential, state: SGMCMCState) -> tuple[Sites, Callable]:
         """The position in z, and a function: gradients in z -> gradients in the coordinates of the dynamics."""

@@ -86,8 +86,10 @@ class SGHMC(SGMCMC):
             checked_rate("friction", friction), inverse_mass, checked_skew(skew, inverse_mass, step_size)
         )
         if integrator is None:
-            aboba = "ABOBA" if skew is None else "RABOBAR"
-            integrator = "NOGIN" if step_size is None and rows is None else aboba
+            if step_size is None:
+                integrator = "BAGAB" if rows is None else "BAOAB"
+            else:
+                integrator = "ABOBA" if skew is None else "RABOBAR"
         super().__init__(
             model,
             dynamics,

@@ -72,12 +72,13 @@ def _updated(
     z, phase = with_axis((state.z, state.phase))
     shared = tuner.gradient.shared
     gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
-    tuning, phase, gradient_state = tuner.before(potential, state.tuning, z, phase, gradient_state, key)
+    tuning, phase, gradient_state, due = tuner.before(potential, state.tuning, z, phase, gradient_state, key)
     gradient_state = gradient_state if shared else without(gradient_state)
     state = state.at(without(phase), tuning=tuning, gradient_state=gradient_state)
-    if isinstance(state.last_finite, jax.Array):
-        state = state._replace(last_finite=jnp.where(state.refused[..., None] > 0, state.last_finite, state.x))
+    if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
+        state = state._replace(last_finite=jnp.where(due, state.x, state.last_finite))
     if first_gradient is None:
         return state
     keys = random.split(key_first, len(phase.z)) if batched else key_first
-    return state._replace(gradient=first_gradient(state, keys))
+    gradient = lax.cond(due, lambda: first_gradient(state, keys), lambda: state.gradient)
+    return state._replace(gradient=gradient)

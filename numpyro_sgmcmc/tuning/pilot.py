@@ -20,9 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.coordinates import axes_of, product
+from numpyro_sgmcmc.tuning.step_rule import Noise
+from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.significance import largest_z_score
 
 BLOCKS = 20  # blocks per round
+FAR, APART = 100.0, 10.0  # a distance in x, and an R-hat, that draws of any posterior hardly have
 OUTLYING = 20.0  # maximal squared length of a sample of the noise, relative to the median
 
 
@@ -52,6 +55,11 @@ class Moments(NamedTuple):
         _, chains, d = places.shape
         blocks = jnp.zeros((BLOCKS, 4, chains, d), places.dtype)
         return cls(jnp.zeros((), places.dtype), blocks, jnp.zeros((d, d) if outer else (0, 0), places.dtype), places)
+
+    @classmethod
+    def zeros_like(cls, moments: "Moments") -> "Moments":
+        """The sums of a new round, which goes on from the draws of ``moments``."""
+        return cls(*(jnp.zeros_like(part) for part in moments[:3]), moments.places)
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
         """
@@ -129,6 +137,23 @@ def evidence(moments: Moments) -> Evidence:
     )
 
 
+def together(found: Evidence, earlier: jax.Array) -> Evidence:
+    """
+    The evidence whose z-scores are those of two rounds.
+
+    :param earlier: z-scores of the first of them, shape ``(2, d)``; 0 if there was none.
+    """
+    several = jnp.where((earlier != 0).any(), jnp.sqrt(2.0), 1.0)
+    gradient, virial = (jnp.stack([found.gradient, found.virial]) + earlier) / several
+    return found._replace(gradient=gradient, virial=virial)
+
+
+def is_lost(found: Evidence) -> jax.Array:
+    """Whether the draws say nothing: they are not finite, far from the normal approximation, or far from each other."""
+    near = (jnp.maximum(found.mean**2, found.variance) <= FAR**2).all() & (found.r_hat <= APART).all()
+    return ~(near & trees.all_finite(found))
+
+
 def score_limit(coordinates: int, chains: int) -> float:
     """
     The bound of the z-scores of a round, for the worst of two scores per coordinate. Draws that depend on each other
@@ -167,10 +192,9 @@ def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Arr
     return jnp.where(narrow | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
 
 
-def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Array, jax.Array]:
+def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[Noise, jax.Array]:
     """
-    The variances of the gradient noise along its axes, and these axes: the eigenvectors of S, along which the noise is
-    uncorrelated.
+    The gradient noise along its axes, and these axes: the eigenvectors of S, along which the noise is uncorrelated.
 
     One half of the samples determines the axes and the other half the variances: the largest eigenvalue of 1000 samples
     in 30 dimensions is a third too large. Outliers are :func:`shortened`.
@@ -181,7 +205,31 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[jax.Ar
     noise = shortened(noise)
     first, second = jnp.split(noise, [len(noise) // 2])
     _, axes = axes_of(product(first.T, first), blocks)
-    return jnp.mean(product(second, axes) ** 2, 0), axes
+    return measured(product(second, axes)), axes
+
+
+def measured(noise: jax.Array) -> Noise:
+    """
+    The variances of samples of the noise, and their relative standard errors.
+
+    :param noise: samples of e, shape ``(samples, d)``.
+    """
+    squares = noise**2
+    variance = jnp.mean(squares, 0)
+    return Noise(variance, squares.std(0) / jnp.maximum(variance, 1e-30) / jnp.sqrt(len(squares)))
+
+
+def bend_of(bends: jax.Array) -> jax.Array:
+    r"""
+    :math:`|E[b]|`. The product of the means of two halves of the samples estimates its square without bias, however
+    many coordinates there are. Outliers are :func:`shortened`: where the step is not stable, b says nothing about its
+    error elsewhere.
+
+    :param bends: samples of b, shape ``(samples, d)``.
+    """
+    bends = shortened(bends)
+    first, second = bends[::2].mean(0), bends[1::2].mean(0)
+    return jnp.sqrt(jnp.maximum(jnp.sum(first * second), 0))
 
 
 def shortened(noise: jax.Array) -> jax.Array:

@@ -1,16 +1,20 @@
 r"""
 The largest step size for a given gradient noise.
 
-In coordinates where the posterior has unit covariance, h is as large as the word and the noise of variance :math:`s^2`
-allow:
+In coordinates where the posterior has unit covariance, h is as large as the word, the noise of variance :math:`s^2`,
+which is known up to a relative error :math:`\epsilon`, and the shape of the posterior allow:
 
 .. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 0.5, \qquad
-    \text{inflation}(h, s^2) \le 0.02,
+    \text{inflation}(h, s^2) \le 0.02, \qquad \epsilon h s^2 / 2 \le 0.04, \qquad |E[b]| \le 0.5.
 
-where the last condition matters for words that do not subtract the gradient noise from the injected noise.
+The fourth bound matters for words that do not subtract the gradient noise from the injected noise, the fifth for
+coordinates that few minibatches hit: their noise has heavy tails, so its measured variance is inaccurate. The last one
+matters for posteriors that are not normal, such as hierarchies; :math:`E[b]` is proportional to :math:`h^2`, see
+:mod:`~numpyro_sgmcmc.tuning.probes`.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +24,20 @@ from numpyro_sgmcmc.types import Dynamics, Phase, Thermostatted
 INFLATION = 0.02  # maximal inflation of the variance by gradient noise
 FORGOTTEN = 0.04  # maximal h^2 s^2 / 4
 HEAT = 0.5  # maximal h s^2 / 2: the temperature that the noise would add, which is known to a tenth
+UNKNOWN = 0.04  # maximal part of it that is unknown
+BENT = 0.5  # maximal |E[b]|
+
+
+class Noise(NamedTuple):
+    """
+    The gradient noise in x, by coordinate.
+
+    - **variance** - s^2.
+    - **error** - its relative standard error.
+    """
+
+    variance: jax.Array
+    error: jax.Array
 
 
 @dataclass(frozen=True)
@@ -44,17 +62,25 @@ class StepRule:
         phase = self.phase(jnp.zeros_like(variance), jnp.zeros_like(variance), h, variance)
         return jnp.abs(self.dynamics.inflation(phase, h, variance)).max().astype(variance.dtype)
 
-    def step_size(self, variance: jax.Array, largest: jax.Array) -> jax.Array:
+    def reach(self, h: jax.Array) -> jax.Array:
+        """r: half of the drift of a step, h / 2; without a momentum half of the step of its noise, sqrt(h / 2)."""
+        momentum = self.dynamics.init(jnp.zeros(1), jnp.zeros(1)).momentum
+        return jnp.sqrt(h / 2) if isinstance(momentum, tuple) else h / 2
+
+    def step_size(self, noise: Noise, bend: jax.Array, largest: jax.Array) -> jax.Array:
         """
         The largest allowed step size in a decreasing sequence that starts with ``largest``; the smallest one if none is
         allowed.
+
+        :param bend: :math:`|E[b]|` for the step size ``largest``.
         """
-        steps = largest * 2.0 ** (-jnp.arange(64, dtype=variance.dtype) / 4)
+        steps = largest * 2.0 ** (-jnp.arange(64, dtype=largest.dtype) / 4)
+        most, unknown = noise.variance.max(), (noise.variance * noise.error).max()
 
         def allowed(h):
-            most = variance.max()
-            quiet = (h * h * most / 4 <= FORGOTTEN) & (h * most / 2 <= HEAT)
-            return quiet & (self.inflation(h, variance) <= INFLATION)
+            quiet = (h * h * most / 4 <= FORGOTTEN) & (h * most / 2 <= HEAT) & (h * unknown / 2 <= UNKNOWN)
+            straight = bend * (self.reach(h) / self.reach(largest)) ** 2 <= BENT
+            return quiet & straight & (self.inflation(h, noise.variance) <= INFLATION)
 
         fits = jax.vmap(allowed)(steps)
         return steps[jnp.where(fits.any(), jnp.argmax(fits), len(steps) - 1)]

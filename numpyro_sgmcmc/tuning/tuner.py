@@ -4,12 +4,16 @@ The settings of a kernel that the warm-up chooses: coordinates (centre c and sca
 The first transition approximates the posterior by a normal (:mod:`~numpyro_sgmcmc.tuning.search`), unless the settings
 of another run are given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the round
 (:mod:`~numpyro_sgmcmc.tuning.pilot`) correct it: they move c, rescale L along directions where the evidence is
-sufficient, and halve the step size if they are not from the posterior. Then the gradient noise is measured again at the
-draws. After half of the warm-up the settings are frozen, and the second half checks them. If this check fails, there is
-one more correction.
+sufficient, and halve the step size if they are not from the posterior. A round whose draws are lost is started again
+from the normal approximation, with half the step size. Then the gradient noise is measured again at the draws.
 
-The noise determines the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`). A draw takes :math:`l / h` steps. Its
-length l is 1, or up to 4 if the draws of a round depend on each other more than they would for a standard normal.
+After half of the warm-up the settings are frozen, and the second half checks them. If the check fails after 3/4, the
+settings are corrected once more, and the last quarter checks the correction. If it fails at the end, there is a last
+correction, which is not checked.
+
+The noise, and how far the posterior is from normal, determine the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`).
+A draw takes :math:`l / h` steps. Its length l is 1, or up to 4 if the draws of a round depend on each other more than
+they would for a standard normal.
 """
 
 from dataclasses import dataclass
@@ -19,21 +23,35 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, raveled, unraveler
-from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
+from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, unraveler
+from numpyro_sgmcmc.rows.schemes import is_contiguous
 from numpyro_sgmcmc.tuning.low_rank import VECTORS
-from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, rotation, score_limit, shortened, stretch
+from numpyro_sgmcmc.tuning.pilot import (
+    BLOCKS,
+    Evidence,
+    Moments,
+    bend_of,
+    evidence,
+    is_lost,
+    measured,
+    rotation,
+    score_limit,
+    shortened,
+    stretch,
+    together,
+)
+from numpyro_sgmcmc.tuning.probes import probe
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
-from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme, RowsState
+from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme
 from numpyro_sgmcmc.utils import noise, trees
 
 SHORTEST = 2 * BLOCKS  # transitions of the shortest warm-up whose draws are used
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
 PROBES = 1000  # positions at which the gradient noise is measured, at least; also at least 2 per coordinate
 WIDE_PROBES = 400  # the same if L is not a full matrix: its axes are then not rotated to those of the noise
+QUIET_PROBES = 200  # the same without noise
 MOST_STEPS = 1000  # maximal steps per draw
-RED = 4.5  # a larger z-score halves the step size
 SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
 
 
@@ -48,9 +66,13 @@ class Tuning(NamedTuple):
     - **num_steps** - steps per draw.
     - **length** - length of a draw, in units of time.
     - **largest** - upper bound of the step size.
+    - **bend** - what the shape of the posterior adds to the gradient at ``largest``, see
+      :mod:`~numpyro_sgmcmc.tuning.probes`.
     - **transition** - number of the next transition.
+    - **begun** - number of the transition before which this round began.
     - **num_warmup** - transitions of the warm-up.
     - **moments** - moments of the current round.
+    - **earlier** - z-scores of the round before it, if it belongs to the same check; otherwise 0, shape ``(2, d)``.
     - **passes** - passes over the data so far, in search and warm-up.
     - **scores** - see :class:`Scores`.
     - **inflation** - relative variance that the gradient noise adds, to first order, in the worst coordinate.
@@ -63,9 +85,12 @@ class Tuning(NamedTuple):
     num_steps: jax.Array
     length: jax.Array
     largest: jax.Array
+    bend: jax.Array
     transition: jax.Array
+    begun: jax.Array
     num_warmup: jax.Array
     moments: Moments
+    earlier: jax.Array
     passes: jax.Array
     scores: "Scores"
     inflation: jax.Array
@@ -124,7 +149,7 @@ class Tuner:
         if self.known is not None:
             coordinates = jax.tree.map(jnp.zeros_like, self.known[0])
         noisy = potential.randomised or any(plate.batch_size < plate.size for plate in potential.plates.values())
-        places = -(-places // chains) if noisy else 2
+        places = -(-(places if noisy else QUIET_PROBES) // chains)
         return Tuning(
             coordinates,
             zero + 1,
@@ -133,9 +158,12 @@ class Tuner:
             jnp.asarray(self.steps_per_sample or 1, jnp.int32),
             zero + 1,
             zero + self.rule.dynamics.largest_step(1.0),
+            zero,
+            jnp.zeros((), jnp.int32),
             jnp.zeros((), jnp.int32),
             jnp.asarray(num_warmup, jnp.int32),
             Moments.zeros(jnp.zeros((places, chains, d), dtype), isinstance(coordinates, Coordinates)),
+            jnp.zeros((2, d), dtype),
             zero,
             Scores(zero, zero, zero),
             zero,
@@ -143,57 +171,74 @@ class Tuner:
 
     def before(
         self, potential: Potential, tuning: Tuning, z: Any, phase: Phase, gradient_state: Any, key
-    ) -> tuple[Tuning, Phase, Any]:
+    ) -> tuple[Tuning, Phase, Any, jax.Array]:
         """
         Called before a transition of the warm-up, and before the first one after it. At the end of a round it updates
         the settings; within a round it adds the previous draw to the moments.
 
         :param z: positions of the chains, along the first axis, as in ``phase``, and in ``gradient_state`` unless the
             estimator shares it.
+        :return: settings, phase, the estimator's state, and whether the coordinates are new.
         """
         key_change, key_look, key_momentum = random.split(key, 3)
         t, end = tuning.transition, tuning.num_warmup
         looks = end >= SHORTEST
-        last = (end >= CHECKED) & (t == end)
-        due = (t == 0) | (looks & (t == _bounds(end)).any())
+        correction = looks & (t == jnp.stack([end // 8, end // 4, end // 2])).any()
+        halfway, last = ((end >= CHECKED) & (t == check) for check in (3 * end // 4, end))
+        found = lax.cond(correction | halfway | last, evidence, _nothing_seen, tuning.moments)
+        found = trees.where(last, together(found, tuning.earlier), found)
+        tuning = tuning._replace(
+            scores=trees.where(last, _worst(found), tuning.scores),
+            earlier=jnp.where(halfway, jnp.stack([found.gradient, found.virial]), tuning.earlier),
+        )
+        due = (t == 0) | correction | ((halfway | last) & _too_large(tuning, found))
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(tuning.moments.draws.astype(jnp.int32), len(tuning.moments.places))
-        drawn = jnp.where(drawn > 0, drawn, len(tuning.moments.places))
-        found = lax.cond((due & (t > 0)) | last, evidence, _nothing_seen, tuning.moments)
-        scores = trees.where(last, _worst(found), tuning.scores)
-        due = due | (last & _too_large(tuning, found))
+        drawn = jnp.where((drawn > 0) & ~_lost(tuning, found), drawn, len(tuning.moments.places))
         operands = tuning, phase.z, gradient_state
 
         def change(operands):
             return self._change(potential, z, key_change, found, *operands)
 
         tuning, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
-        places = tuning.moments.places
+        begins = due | halfway
+        tuning = tuning._replace(begun=jnp.where(begins, t, tuning.begun))
+        moments = trees.where(begins, Moments.zeros_like(tuning.moments), tuning.moments)
+        places = moments.places
         counts = looks & (t > _round(tuning)[0]) & (t <= end)
         number = jnp.where(due, len(places), counts).astype(jnp.int32)
 
         def look(k, seen):
-            moments, differences = seen
-            there = jnp.where(due, places[k % drawn], x)
-            first, second = self._pair(
-                potential, tuning.coordinates, there, gradient_state, random.fold_in(key_look, k)
-            )
-            moments = moments.add(_block(tuning), there, first, second)
-            return moments, differences.at[k].set((first - second) / jnp.sqrt(2.0))
+            moments, differences, bends, sound = seen
+            # first at the positions of the chains
+            there = jnp.where(due & (k > 0), places[k % drawn], x)
+            parts = self.gradient, self.rows, tuning.coordinates
+            reach = self.rule.reach(tuning.largest)
+            seen = probe(potential, *parts, there, gradient_state, reach, random.fold_in(key_look, k))
+            moments = moments.add(_block(tuning), there, seen.first, seen.second)
+            differences = differences.at[k].set((seen.first - seen.second) / jnp.sqrt(2.0))
+            sound = jnp.where(k > 0, sound, jnp.isfinite(seen.first).all(1))
+            return moments, differences, bends.at[k].set(seen.bend), sound
 
-        moments, differences = lax.fori_loop(0, number, look, (tuning.moments, jnp.zeros_like(places)))
+        nothing = jnp.zeros_like(places), jnp.zeros_like(places), jnp.ones(len(x), bool)
+        added, differences, bends, sound = lax.fori_loop(0, number, look, (moments, *nothing))
 
         def settle():
-            return self._settled(potential, tuning, x, differences.reshape(-1, x.shape[-1]), key_momentum)
+            samples = (sample.reshape(-1, x.shape[-1]) for sample in (differences, bends))
+            # a chain cannot leave a position where the gradient is not finite, so it starts at c
+            there = jnp.where(sound[:, None], x, 0)
+            return self._settled(potential, tuning._replace(moments=moments), there, *samples, key_momentum)
 
-        tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=moments), phase))
-        return tuning._replace(scores=scores), phase, gradient_state
+        tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=added), phase))
+        return tuning, phase, gradient_state, due
 
     def _change(self, potential, z, key, found, tuning, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x = random.split(key, 3)
         places = tuning.moments.places
+        draws = noise.normal(key_x, places.shape, x.dtype)
+        fresh = draws[0], draws
 
         def by_search():
             if self.known is None:
@@ -201,9 +246,8 @@ class Tuner:
             else:
                 coordinates, curvature = self.known
                 law = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
-            draws = noise.normal(key_x, places.shape, x.dtype)
             largest = jnp.asarray(self.rule.dynamics.largest_step(law.curvature), x.dtype)
-            return law.coordinates, draws[0, : len(x)], draws, law.curvature, tuning.length, largest, law.passes
+            return law.coordinates, *fresh, law.curvature, tuning.length, largest, law.passes
 
         def by_draws():
             center = tuning.coordinates.to_z(found.mean)
@@ -214,10 +258,12 @@ class Tuner:
                 moved = Coordinates(center, scale), into(x), into(places)
             else:  # do not rescale: a coordinate scaled to the width of its draws may be too stiff
                 moved = tuning.coordinates._replace(center=center), x - found.mean, places - found.mean
-            moved = trees.where(trees.all_finite(moved), moved, (tuning.coordinates, x, places))
+            lost = _lost(tuning, found) | ~trees.all_finite(moved)
+            moved = trees.where(lost, (tuning.coordinates, *fresh), moved)
             late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
-            largest = jnp.where(late & _too_large(tuning, found), 0.5 * tuning.largest, tuning.largest)
-            slow = late & (found.slowest < SLOW)
+            halved = lost | (late & _too_large(tuning, found))
+            largest = jnp.where(halved, 0.5 * tuning.largest, tuning.largest)
+            slow = late & (found.slowest < SLOW) & ~lost
             longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / tuning.length)
             length = tuning.length * jnp.where(slow, longer, 1)
             return *moved, tuning.curvature, length, largest, jnp.zeros_like(largest)
@@ -238,25 +284,34 @@ class Tuner:
         return tuning, x, gradient_state
 
     def _settled(
-        self, potential: Potential, tuning: Tuning, x: jax.Array, differences: jax.Array, rng_key: jax.Array
+        self,
+        potential: Potential,
+        tuning: Tuning,
+        x: jax.Array,
+        differences: jax.Array,
+        bends: jax.Array,
+        rng_key: jax.Array,
     ) -> tuple[Tuning, Phase]:
-        """Axes, step size and number of steps from the measured noise; new momenta are drawn."""
-        coordinates, x, places = tuning.coordinates, x, tuning.moments.places
+        """Axes, step size and number of steps from what was measured; new momenta are drawn."""
+        coordinates, x, moments = tuning.coordinates, x, tuning.moments
         if isinstance(coordinates, Coordinates):
-            variance, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
+            seen, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
             coordinates = coordinates._replace(scale=product(coordinates.scale, axes))
-            x, places = product(x, axes), product(places, axes)
+            x, moments = product(x, axes), moments._replace(places=product(moments.places, axes))
         else:
-            variance = jnp.mean(shortened(differences) ** 2, 0)
-        h = self.rule.step_size(variance, tuning.largest)
+            seen = measured(shortened(differences))
+        bend = bend_of(bends)
+        h = self.rule.step_size(seen, bend, tuning.largest)
         steps = jnp.clip(jnp.ceil(tuning.length / h), 1, MOST_STEPS).astype(jnp.int32)
         tuning = tuning._replace(
             coordinates=coordinates,
-            variance=variance,
+            variance=seen.variance,
             step_size=h,
-            inflation=self.rule.inflation(h, variance),
+            bend=bend,
+            inflation=self.rule.inflation(h, seen.variance),
             num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
-            moments=Moments.zeros(places, tuning.moments.outer.size > 0),
+            moments=moments,
+            earlier=jnp.zeros_like(tuning.earlier),
         )
         return tuning, self._phase(tuning, x, rng_key)
 
@@ -264,41 +319,12 @@ class Tuner:
         momentum = noise.normal(rng_key, x.shape, x.dtype)
         return jax.vmap(lambda x, p: self.rule.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
 
-    def _pair(self, potential, coordinates, x, gradient_state, rng_key):
-        """
-        Gradients in x from two new minibatches for each chain.
-
-        :param gradient_state: of all chains if the estimator shares it, otherwise with chains along the first axis.
-        """
-        unravel = unraveler(potential.prototype)
-
-        def one(x, key, gradient_state):
-            z = unravel(coordinates.to_z(x))
-
-            def gradient(key):
-                key_rows, key_model = random.split(key)
-                rows, _ = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
-                with potential.serving(rows, weights=row_weights(self.rows, potential.plates)):
-                    evaluation = self.gradient.evaluate(potential, z, rows, gradient_state, key_model)
-                return coordinates.pull_back(raveled(evaluation.gradient))
-
-            return jax.vmap(gradient)(random.split(key))
-
-        axis = None if self.gradient.shared else 0
-        pairs = jax.vmap(one, (0, 0, axis))(x, random.split(rng_key, len(x)), gradient_state)
-        return pairs[:, 0], pairs[:, 1]
-
-
-def _bounds(num_warmup: jax.Array) -> jax.Array:
-    """Transitions before which a round ends, except the last round."""
-    return jnp.stack([num_warmup // 8, num_warmup // 4, num_warmup // 2])
-
 
 def _round(tuning: Tuning) -> tuple[jax.Array, jax.Array]:
     """The transitions before which this round begins to use draws, after a quarter of it, and before which it ends."""
-    t, end = tuning.transition, tuning.num_warmup
-    begin = jnp.max(jnp.where(_bounds(end) < t, _bounds(end), 0))
-    end = jnp.min(jnp.where(_bounds(end) >= t, _bounds(end), end))
+    begin, end = tuning.begun, tuning.num_warmup
+    bounds = jnp.stack([end // 8, end // 4, end // 2, jnp.where(end >= CHECKED, 3 * end // 4, end)])
+    end = jnp.min(jnp.where(bounds > begin, bounds, end))
     return begin + (end - begin) // 4, end
 
 
@@ -314,8 +340,14 @@ def _too_large(tuning: Tuning, found: Evidence) -> jax.Array:
     Whether the draws are not from the posterior, and perhaps because of the step size. If the noise keeps it far below
     the largest one, it is not the cause.
     """
-    scores = _worst(found)
-    return (tuning.step_size > 0.7 * tuning.largest) & (jnp.maximum(scores.gradient, scores.virial) > RED)
+    scores, limit = _worst(found), tuning.score_limit
+    right = (scores.gradient <= limit) & (scores.virial <= limit)  # a score that is not a number is not right
+    return (tuning.step_size > 0.7 * tuning.largest) & ~right
+
+
+def _lost(tuning: Tuning, found: Evidence) -> jax.Array:
+    """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""
+    return (tuning.num_warmup >= CHECKED) & is_lost(found)
 
 
 def _nothing_seen(moments: Moments) -> Evidence:

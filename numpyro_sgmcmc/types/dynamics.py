@@ -17,7 +17,8 @@ class Flow(NamedTuple):
     - **needs_gradient**, **needs_noise** - whether it takes the gradient, and standard normal noise like ``z``.
     - **moves** - whether it changes the position.
     - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
-    - **place** - the adjacent letters among which it is correct, once in a word; empty: anywhere.
+    - **places** - the words, or parts of words, in which it is correct, with all occurrences of their letters; empty:
+      any word.
     - **needs_variance** - whether it reads the variance of the gradient noise, a dict like ``z`` in ``auxiliary``.
     - **shares_noise** - whether it uses the noise of the step, one draw like :meth:`Dynamics.noise_like` for all
       letters with ``shares_noise``.
@@ -29,7 +30,7 @@ class Flow(NamedTuple):
     needs_noise: bool = False
     moves: bool = False
     contains: str = ""
-    place: str = ""
+    places: tuple[str, ...] = ()
     needs_variance: bool = False
     shares_noise: bool = False
     needs_key: bool = False
