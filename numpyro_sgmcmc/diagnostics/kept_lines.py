@@ -16,7 +16,7 @@ from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
 from numpyro_sgmcmc.model.potential import ModelPotential
-from numpyro_sgmcmc.tuning.tuner import Tuning
+from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.types import Thermostatted
 
 UNCERTAIN = 0.15  # a larger standard error is too large for a verdict

@@ -33,10 +33,11 @@ each step reverses it, and the chain moves less and less.
 In ``BAGAB`` the last kick of a step and the first of the next one use the same g. With noise of g the distribution of z
 is then exact for :math:`k = h^2 M^{-1} s^2 / (4 - h^2 M^{-1} \lambda)`, where :math:`\lambda` is the curvature of U; G
 leaves out :math:`\lambda`, so the relative error of the variance is about :math:`k h^2 M^{-1} \lambda / (4 c_1)`: less
-than 1 % with the step sizes of the warm-up. Without noise of g it is ``BAOAB`` itself. On a posterior that is not normal
-``BAGAB`` is more accurate. Let :math:`z_g` be the positions at which the gradient is evaluated. In equilibrium the
-momentum has mean zero, so :math:`E[\nabla U(z_g)] = 0`, whatever h is. ``BAGAB`` ends there. ``ABGBA`` ends half a drift
-later, where in unit mass
+than 1 % with the step sizes of the warm-up. Without noise of g it is ``BAOAB`` itself.
+
+If the posterior is not normal, ``BAGAB`` is more accurate than ``ABGBA``. Let :math:`z_g` be a position at which the
+gradient is evaluated. In equilibrium the mean momentum stays 0, so :math:`E[\nabla U(z_g)] = 0`, whatever h is.
+``BAGAB`` ends there. ``ABGBA`` ends half a drift later, where in unit mass
 
 .. math:: E[\nabla U(z)] = -\frac{h^2}{8} E[\nabla \Delta U] + O(h^4),
 

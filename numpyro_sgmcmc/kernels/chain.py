@@ -35,7 +35,7 @@ from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
 from numpyro_sgmcmc.tuning.schedules import Constant, schedule_index
 from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
-from numpyro_sgmcmc.tuning.tuner import Tuning
+from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.types import (
     Adaptive,
     BySteps,

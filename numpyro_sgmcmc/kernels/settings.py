@@ -8,7 +8,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.kernels.run_warnings import verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.tuning.tuner import Tuning
+from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.validation import check_mcmc
 
 

@@ -82,7 +82,7 @@ class SGMCMCState(NamedTuple):
     - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
     - **tuning** - settings found by the warm-up, the same for all chains, or ``()``: see
-      :class:`~numpyro_sgmcmc.tuning.tuner.Tuning`.
+      :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`.
     """
 
     i: jax.Array

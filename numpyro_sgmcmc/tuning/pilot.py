@@ -56,10 +56,10 @@ class Moments(NamedTuple):
         blocks = jnp.zeros((BLOCKS, 4, chains, d), places.dtype)
         return cls(jnp.zeros((), places.dtype), blocks, jnp.zeros((d, d) if outer else (0, 0), places.dtype), places)
 
-    @classmethod
-    def zeros_like(cls, moments: "Moments") -> "Moments":
-        """The sums of a new round, which goes on from the draws of ``moments``."""
-        return cls(*(jnp.zeros_like(part) for part in moments[:3]), moments.places)
+    def restarted(self) -> "Moments":
+        """The sums of a new round, which goes on from the draws of this one."""
+        draws, blocks, outer = map(jnp.zeros_like, (self.draws, self.blocks, self.outer))
+        return Moments(draws, blocks, outer, self.places)
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
         """

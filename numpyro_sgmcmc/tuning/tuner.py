@@ -17,7 +17,7 @@ they would for a standard normal.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax, random
@@ -32,10 +32,8 @@ from numpyro_sgmcmc.tuning.pilot import (
     Moments,
     bend_of,
     evidence,
-    is_lost,
     measured,
     rotation,
-    score_limit,
     shortened,
     stretch,
     together,
@@ -43,78 +41,16 @@ from numpyro_sgmcmc.tuning.pilot import (
 from numpyro_sgmcmc.tuning.probes import probe
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
+from numpyro_sgmcmc.tuning.tuning import CHECKED, Scores, Tuning
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme
 from numpyro_sgmcmc.utils import noise, trees
 
 SHORTEST = 2 * BLOCKS  # transitions of the shortest warm-up whose draws are used
-CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
 PROBES = 1000  # positions at which the gradient noise is measured, at least; also at least 2 per coordinate
 WIDE_PROBES = 400  # the same if L is not a full matrix: its axes are then not rotated to those of the noise
 QUIET_PROBES = 200  # the same without noise
 MOST_STEPS = 1000  # maximal steps per draw
 SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
-
-
-class Tuning(NamedTuple):
-    """
-    The settings found so far, and the state of the search. The same for all chains of a state.
-
-    - **coordinates** - c and L.
-    - **curvature** - the largest curvature of U in x; 1 if L is a full matrix.
-    - **variance** - variance of the gradient noise in x, by coordinate.
-    - **step_size** - h in x.
-    - **num_steps** - steps per draw.
-    - **length** - length of a draw, in units of time.
-    - **largest** - upper bound of the step size.
-    - **bend** - what the shape of the posterior adds to the gradient at ``largest``, see
-      :mod:`~numpyro_sgmcmc.tuning.probes`.
-    - **transition** - number of the next transition.
-    - **begun** - number of the transition before which this round began.
-    - **num_warmup** - transitions of the warm-up.
-    - **moments** - moments of the current round.
-    - **earlier** - z-scores of the round before it, if it belongs to the same check; otherwise 0, shape ``(2, d)``.
-    - **passes** - passes over the data so far, in search and warm-up.
-    - **scores** - see :class:`Scores`.
-    - **inflation** - relative variance that the gradient noise adds, to first order, in the worst coordinate.
-    """
-
-    coordinates: Coordinates | LowRank
-    curvature: jax.Array
-    variance: jax.Array
-    step_size: jax.Array
-    num_steps: jax.Array
-    length: jax.Array
-    largest: jax.Array
-    bend: jax.Array
-    transition: jax.Array
-    begun: jax.Array
-    num_warmup: jax.Array
-    moments: Moments
-    earlier: jax.Array
-    passes: jax.Array
-    scores: "Scores"
-    inflation: jax.Array
-
-    @property
-    def told(self) -> list[jax.Array]:
-        """The numbers that a run reports: steps per draw, largest variance of the noise, passes, inflation, scores."""
-        return [self.num_steps, self.variance.max(), self.passes, self.inflation, *self.scores]
-
-    @property
-    def score_limit(self) -> float:
-        """The bound of the scores: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`."""
-        chains, coordinates = self.moments.places.shape[-2:]
-        return score_limit(coordinates, chains)
-
-
-class Scores(NamedTuple):
-    """
-    Scores of the worst coordinate of a round, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round.
-    """
-
-    gradient: jax.Array
-    virial: jax.Array
-    r_hat: jax.Array
 
 
 @dataclass(frozen=True)
@@ -188,13 +124,13 @@ class Tuner:
         found = lax.cond(correction | halfway | last, evidence, _nothing_seen, tuning.moments)
         found = trees.where(last, together(found, tuning.earlier), found)
         tuning = tuning._replace(
-            scores=trees.where(last, _worst(found), tuning.scores),
+            scores=trees.where(last, Scores.of(found), tuning.scores),
             earlier=jnp.where(halfway, jnp.stack([found.gradient, found.virial]), tuning.earlier),
         )
-        due = (t == 0) | correction | ((halfway | last) & _too_large(tuning, found))
+        due = (t == 0) | correction | ((halfway | last) & tuning.is_too_large(found))
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(tuning.moments.draws.astype(jnp.int32), len(tuning.moments.places))
-        drawn = jnp.where((drawn > 0) & ~_lost(tuning, found), drawn, len(tuning.moments.places))
+        drawn = jnp.where((drawn > 0) & ~tuning.is_lost(found), drawn, len(tuning.moments.places))
         operands = tuning, phase.z, gradient_state
 
         def change(operands):
@@ -203,9 +139,9 @@ class Tuner:
         tuning, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
         begins = due | halfway
         tuning = tuning._replace(begun=jnp.where(begins, t, tuning.begun))
-        moments = trees.where(begins, Moments.zeros_like(tuning.moments), tuning.moments)
+        moments = trees.where(begins, tuning.moments.restarted(), tuning.moments)
         places = moments.places
-        counts = looks & (t > _round(tuning)[0]) & (t <= end)
+        counts = looks & (t > tuning.round[0]) & (t <= end)
         number = jnp.where(due, len(places), counts).astype(jnp.int32)
 
         def look(k, seen):
@@ -215,7 +151,7 @@ class Tuner:
             parts = self.gradient, self.rows, tuning.coordinates
             reach = self.rule.reach(tuning.largest)
             seen = probe(potential, *parts, there, gradient_state, reach, random.fold_in(key_look, k))
-            moments = moments.add(_block(tuning), there, seen.first, seen.second)
+            moments = moments.add(tuning.block, there, seen.first, seen.second)
             differences = differences.at[k].set((seen.first - seen.second) / jnp.sqrt(2.0))
             sound = jnp.where(k > 0, sound, jnp.isfinite(seen.first).all(1))
             return moments, differences, bends.at[k].set(seen.bend), sound
@@ -224,10 +160,10 @@ class Tuner:
         added, differences, bends, sound = lax.fori_loop(0, number, look, (moments, *nothing))
 
         def settle():
-            samples = (sample.reshape(-1, x.shape[-1]) for sample in (differences, bends))
+            flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
             # a chain cannot leave a position where the gradient is not finite, so it starts at c
-            there = jnp.where(sound[:, None], x, 0)
-            return self._settled(potential, tuning._replace(moments=moments), there, *samples, key_momentum)
+            there, here = jnp.where(sound[:, None], x, 0), tuning._replace(moments=moments)
+            return self._settled(potential, here, there, flat(differences), flat(bends), key_momentum)
 
         tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=added), phase))
         return tuning, phase, gradient_state, due
@@ -258,10 +194,10 @@ class Tuner:
                 moved = Coordinates(center, scale), into(x), into(places)
             else:  # do not rescale: a coordinate scaled to the width of its draws may be too stiff
                 moved = tuning.coordinates._replace(center=center), x - found.mean, places - found.mean
-            lost = _lost(tuning, found) | ~trees.all_finite(moved)
+            lost = tuning.is_lost(found) | ~trees.all_finite(moved)
             moved = trees.where(lost, (tuning.coordinates, *fresh), moved)
             late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
-            halved = lost | (late & _too_large(tuning, found))
+            halved = lost | (late & tuning.is_too_large(found))
             largest = jnp.where(halved, 0.5 * tuning.largest, tuning.largest)
             slow = late & (found.slowest < SLOW) & ~lost
             longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / tuning.length)
@@ -320,39 +256,5 @@ class Tuner:
         return jax.vmap(lambda x, p: self.rule.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
 
 
-def _round(tuning: Tuning) -> tuple[jax.Array, jax.Array]:
-    """The transitions before which this round begins to use draws, after a quarter of it, and before which it ends."""
-    begin, end = tuning.begun, tuning.num_warmup
-    bounds = jnp.stack([end // 8, end // 4, end // 2, jnp.where(end >= CHECKED, 3 * end // 4, end)])
-    end = jnp.min(jnp.where(bounds > begin, bounds, end))
-    return begin + (end - begin) // 4, end
-
-
-def _block(tuning: Tuning) -> jax.Array:
-    """Block of the draw before this transition."""
-    begin, end = _round(tuning)
-    block = (tuning.transition - begin - 1) * BLOCKS // jnp.maximum(end - begin - 1, 1)
-    return jnp.clip(block, 0, BLOCKS - 1)
-
-
-def _too_large(tuning: Tuning, found: Evidence) -> jax.Array:
-    """
-    Whether the draws are not from the posterior, and perhaps because of the step size. If the noise keeps it far below
-    the largest one, it is not the cause.
-    """
-    scores, limit = _worst(found), tuning.score_limit
-    right = (scores.gradient <= limit) & (scores.virial <= limit)  # a score that is not a number is not right
-    return (tuning.step_size > 0.7 * tuning.largest) & ~right
-
-
-def _lost(tuning: Tuning, found: Evidence) -> jax.Array:
-    """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""
-    return (tuning.num_warmup >= CHECKED) & is_lost(found)
-
-
 def _nothing_seen(moments: Moments) -> Evidence:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evidence, moments))
-
-
-def _worst(found: Evidence) -> Scores:
-    return Scores(jnp.abs(found.gradient).max(), jnp.abs(found.virial).max(), found.r_hat.max())
