@@ -21,13 +21,16 @@ class SGHMC(SGMCMC):
     Gaussians it is exact in z even with noisy gradients, if their noise is normal and independent between coordinates.
     It measures :math:`s^2` once, with 300 minibatches at the start of the chain, so start it near the mode
     (``init_params=find_mode(...)``). SAGA and SVRG have no noise at the start, so nothing is subtracted for them.
+    ``"BAGAB"`` does the same in the order of BAOAB, and its means are more accurate where the posterior is skewed, see
+    :mod:`~numpyro_sgmcmc.dynamics.underdamped`. Self-tuned kernels use it.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 
     :param float friction: D >= 0, a rate (1 / time). The default of 1 suits a step size that the warm-up chooses. If
         you set the step size, set the friction too.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``, and ``R`` with a
-        ``skew``. None: ``"ABOBA"``, or ``"NOGIN"`` if neither ``step_size`` nor ``rows`` is given.
+        ``skew``. None: ``"ABOBA"``; if the warm-up chooses the step size, ``"BAGAB"``, or ``"BAOAB"`` if ``rows`` is
+        given.
     :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN. NOGIN needs independent
         batches: reshuffled ones add less noise than it subtracts.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
