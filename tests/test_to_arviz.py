@@ -3,6 +3,8 @@
 import functools
 from importlib.util import find_spec
 import json
+import subprocess
+import sys
 import warnings
 
 import arviz as az
@@ -59,7 +61,7 @@ def test_a_file_says_how_it_was_made(tmp_path):
         idata = az.from_netcdf(str(tmp_path / "run.nc"))
     attributes = idata.posterior.attrs
     settings = json.loads(attributes["settings"])
-    assert settings["kernel"] == "SGHMC" and settings["integrator"] == "ABGBA" and settings["num_warmup"] == 20
+    assert settings["kernel"] == "SGHMC" and settings["integrator"] == "BAGAB" and settings["num_warmup"] == 20
     assert settings["steps_per_sample"] == 4 and settings["dynamics"]["noise"] == 1.0
     assert settings["gradient"]["name"] == "ControlVariate"
     assert {"numpyro_sgmcmc", "numpyro", "jax", "arviz"} == set(json.loads(attributes["versions"]))
@@ -146,3 +148,11 @@ def test_corrected_draws_say_so():
     assert "correction" not in to_arviz(mcmc).posterior.attrs
     with pytest.raises(TypeError, match="must be the result of corrected"):
         to_arviz(mcmc, correction={"mu": 0})
+
+
+def test_slow_imports_wait_until_they_are_used():
+    """ArviZ takes longer to import than NumPyro and JAX together."""
+    program = "import sys, numpyro_sgmcmc; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert {"numpyro_sgmcmc", "numpyro", "jax"} <= set(loaded)
+    assert not {"arviz", "xarray", "pandas", "matplotlib", "optax", "zarr"} & set(loaded)

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
-from scipy.optimize import linear_sum_assignment  # a dependency of jax
 
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.continued_chains import altered, go_on, last_states, potential_of
@@ -244,5 +243,7 @@ def distances(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, flo
     if np.isfinite(x).all() and np.isfinite(y).all():
         some = np.linspace(0, len(x) - 1, min(len(x), ASSIGNED)).round().astype(int)
         cost = ((x[some, None] - y[None, some]) ** 2).sum(-1)
+        from scipy.optimize import linear_sum_assignment  # a dependency of jax; slow to import
+
         joint = min(joint, cost[linear_sum_assignment(cost)].mean())
     return np.sqrt(np.minimum(paired, ranked)), lower, float(np.sqrt(joint))

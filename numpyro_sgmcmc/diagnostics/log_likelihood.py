@@ -10,7 +10,6 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
-import xarray as xr
 
 from numpyro_sgmcmc.diagnostics.draws import latent_draws, on_model
 from numpyro_sgmcmc.gradients.full_pass import chunk_length
@@ -20,7 +19,7 @@ from numpyro_sgmcmc.types import Plate
 
 def log_likelihood_of(
     mcmc: MCMC, kernel: SGMCMC, args: tuple, kwargs: Mapping[str, Any], count: int | None, seed: int
-) -> xr.Dataset:
+) -> Any:
     """The log-likelihood of all rows of the largest minibatched plate, or of ``count`` of them, in chunks of rows."""
     draws = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in latent_draws(mcmc).items()}
     chains = mcmc.num_chains
@@ -88,7 +87,7 @@ def _largest(plates: Mapping[str, Plate]) -> str:
     return max(plates, key=lambda name: plates[name].size)
 
 
-def _as_dataset(parts: list, about: Mapping[str, Any], chains: int, plate: str, numbers: np.ndarray) -> xr.Dataset:
+def _as_dataset(parts: list, about: Mapping[str, Any], chains: int, plate: str, numbers: np.ndarray) -> Any:
     if not parts[0]:
         raise ValueError("log_likelihood= needs an observed site, but the model has none. Leave log_likelihood out.")
     variables = {}
@@ -101,4 +100,6 @@ def _as_dataset(parts: list, about: Mapping[str, Any], chains: int, plate: str, 
         variables[site] = (("chain", "draw", *dims), value.reshape(chains, -1, *value.shape[1:]))
     draws = next(iter(variables.values()))[1].shape[1]
     coords = {"chain": np.arange(chains), "draw": np.arange(draws)} | ({plate: numbers} if plate else {})
+    import xarray as xr  # slow to import
+
     return xr.Dataset(variables, coords=coords)

@@ -13,11 +13,9 @@ from importlib.metadata import version
 import json
 from typing import Any
 
-import arviz as az
 import jax
 import numpy as np
 from numpyro.infer import MCMC
-import xarray as xr
 
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.correction import Corrected
@@ -28,6 +26,8 @@ from numpyro_sgmcmc.diagnostics.weights import weights
 from numpyro_sgmcmc.kernels.settings import settings
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.utils.validation import checked_count
+
+PACKAGES = "numpyro_sgmcmc", "numpyro", "jax", "arviz"  # whose versions are kept
 
 
 def to_arviz(
@@ -83,6 +83,8 @@ def to_arviz(
     """
     kernel, _ = checked_run(mcmc, "to_arviz")
     args, kwargs = arguments_of(mcmc, model_args, model_kwargs, "to_arviz")
+    import arviz as az  # importing it takes longer than NumPyro and JAX together, so only where it is needed
+
     try:
         found = summary(mcmc, *model_args, **model_kwargs)
     except TooFewDraws:  # save them with the verdicts on the fields collected during the run
@@ -92,7 +94,7 @@ def to_arviz(
     idata = az.from_numpyro(known, log_likelihood=False)
     attributes = {
         "settings": json.dumps(_settings(mcmc, kernel)),
-        "versions": json.dumps(_versions()),
+        "versions": json.dumps({name: version(name) for name in PACKAGES}),
         "verdict": found.verdict,
         "verdicts": json.dumps({key: line.verdict for key, line in found.lines.items() if line.verdict}),
     }
@@ -118,12 +120,16 @@ def to_arviz(
     return idata
 
 
-def _dataset(idata: Any, group: str) -> xr.Dataset:
+def _dataset(idata: Any, group: str) -> Any:
+    import xarray as xr
+
     found = getattr(idata, group)
     return (found if isinstance(found, xr.Dataset) else found.to_dataset()).copy()
 
 
-def _replace(idata: Any, group: str, dataset: xr.Dataset) -> None:
+def _replace(idata: Any, group: str, dataset: Any) -> None:
+    import xarray as xr
+
     if isinstance(idata, getattr(xr, "DataTree", ())):
         idata[group] = xr.DataTree(dataset=dataset)  # pyright: ignore[reportAttributeAccessIssue]
     elif hasattr(idata, group):
@@ -178,11 +184,3 @@ def _options(part: Any) -> dict[str, Any]:
     options = {field.name: getattr(part, field.name) for field in fields(part)} if is_dataclass(part) else {}
     plain = {key: value for key, value in options.items() if isinstance(value, (int, float, str, bool))}
     return {"name": type(part).__name__} | plain
-
-
-def _versions() -> dict[str, str]:
-    import numpyro_sgmcmc
-
-    return {"numpyro_sgmcmc": numpyro_sgmcmc.__version__} | {
-        name: version(name) for name in ("numpyro", "jax", "arviz")
-    }
