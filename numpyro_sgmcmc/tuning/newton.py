@@ -16,7 +16,7 @@ such steps. Two searches use this step, one after the other:
    of that normal. If both steps vanish, so does the derivative of the bound (Opper & Archambeau 2009). The search
    starts at the better of two normals: the one that both searches are given, and the one at the mode. The mode of a
    hierarchical model may lie in a pit, where its scale is almost zero and all is narrow; the normal that was given has
-   the larger bound there.
+   the larger bound there. It uses a quarter of the draws until it has converged on them, and then all.
 """
 
 from collections.abc import Callable
@@ -42,6 +42,7 @@ LAWS = 40  # maximal number of evaluations in the search for the normal
 ROUND, CENTRED = 1.6, 0.05  # bounds of curvatures and squared gradient per coordinate at which a normal is good enough
 BOLDEST = 10.0  # maximal factor of a curvature in one step of the search for the normal
 TIMID = 0.1  # step length below which the search for the normal ends
+PAIRS = 4  # antithetic pairs of draws with which it begins
 
 
 class Look(NamedTuple):
@@ -66,7 +67,7 @@ class Rung(NamedTuple):
     damping: jax.Array  # damping of the steps to the mode; length of the steps to the normal
     parts: jax.Array  # parts of the rows in use
     step: jax.Array
-    spread: jax.Array  # 0: evaluate at c, 1: over draws of the normal
+    draws: jax.Array  # draws of the normal over which to evaluate; 0: at c
     mode: Coordinates  # the normal at the mode, once the first search has ended
     done: jax.Array
 
@@ -94,9 +95,9 @@ def normal_law(
     d = center.size
 
     def look(rung: Rung) -> tuple[Look, jax.Array]:
-        law, over_law = rung.trial, rung.spread > 0
-        many = rung.parts + jnp.where(over_law, 2 * len(draws), 0)
-        few = jnp.where(over_law, len(draws), jnp.minimum(rung.parts, hessian_parts))
+        law, over_law = rung.trial, rung.draws > 0
+        many = rung.parts + 2 * rung.draws
+        few = jnp.where(over_law, rung.draws, jnp.minimum(rung.parts, hessian_parts))
 
         def add(k, sums):
             # the value at c from all parts, plus the difference between a draw and c from the same part
@@ -104,7 +105,7 @@ def normal_law(
             at_draw = (draw >= 0) & (draw % 2 == 0)
             z = jnp.where(at_draw, law.to_z(draws[draw // 2]), law.center)
             of_part = energy(jnp.where(draw >= 0, draw // 4 % parts, k))  # one part for each antithetic pair
-            weight = jnp.where(draw >= 0, (1.0 - 2.0 * (draw % 2)) / len(draws), 1.0 / rung.parts)
+            weight = jnp.where(draw >= 0, (1.0 - 2.0 * (draw % 2)) / rung.draws, 1.0 / rung.parts)
             slope = jax.tree.map(lambda x: weight.astype(x.dtype) * x, jax.value_and_grad(of_part)(z))
             curved = jnp.where(over_law, at_draw, k < few)
             hessian = lax.cond(curved, lambda: sums[2] + _times_hessian(of_part, z, law.scale) / few, lambda: sums[2])
@@ -117,8 +118,10 @@ def normal_law(
     def body(carry: tuple[Rung, jax.Array]) -> tuple[Rung, jax.Array]:
         rung, seen = carry
         new, cost = look(rung)
-        steps = partial(towards_law, blocks=blocks), partial(towards_mode, start=start, parts=parts, blocks=blocks)
-        return lax.cond(rung.spread > 0, *steps, rung, new), seen + cost
+        first = min(2 * PAIRS, len(draws))
+        to_law = partial(towards_law, draws=len(draws), blocks=blocks)
+        to_mode = partial(towards_mode, start=start, parts=parts, draws=first, blocks=blocks)
+        return lax.cond(rung.draws > 0, to_law, to_mode, rung, new), seen + cost
 
     zero, infinite = jnp.zeros((), center.dtype), jnp.asarray(jnp.inf, center.dtype)
     rung = Rung(
@@ -129,7 +132,7 @@ def normal_law(
         damping=jnp.ones((), center.dtype),
         parts=jnp.asarray(min(first_parts, parts), jnp.int32),
         step=jnp.zeros((), jnp.int32),
-        spread=zero,
+        draws=jnp.zeros((), jnp.int32),
         mode=start,
         done=jnp.zeros((), bool),
     )
@@ -137,8 +140,8 @@ def normal_law(
     return rung.law, axes_of(rung.look.curvature)[0][-1], seen
 
 
-def towards_mode(rung: Rung, new: Look, start: Coordinates, parts: int, blocks: np.ndarray | None) -> Rung:
-    """Levenberg and Marquardt's step."""
+def towards_mode(rung: Rung, new: Look, start: Coordinates, parts: int, draws: int, blocks: np.ndarray | None) -> Rung:
+    """Levenberg and Marquardt's step; at the mode, the first one towards the normal."""
     d = new.gradient.size
     slack = 4 * jnp.finfo(new.energy.dtype).eps * jnp.abs(rung.value)
     accepted = trees.all_finite(new) & ((new.energy <= rung.value + slack) | ~jnp.isfinite(rung.value))
@@ -162,14 +165,17 @@ def towards_mode(rung: Rung, new: Look, start: Coordinates, parts: int, blocks: 
         damping=jnp.where(arrived, 1.0, damping),
         parts=jnp.where(near, jnp.minimum(GROWTH * rung.parts, parts), rung.parts),
         step=jnp.where(arrived, 0, rung.step + 1),
-        spread=arrived.astype(rung.spread.dtype),
+        draws=jnp.where(arrived, draws, 0).astype(jnp.int32),
         mode=law,
         done=jnp.zeros((), bool),
     )
 
 
-def towards_law(rung: Rung, new: Look, blocks: np.ndarray | None) -> Rung:
-    """Newton's step for the bound, halved if the last one made it smaller; the first two only compare the starts."""
+def towards_law(rung: Rung, new: Look, draws: int, blocks: np.ndarray | None) -> Rung:
+    """
+    Newton's step for the bound, halved if the last one made it smaller; the first two only compare the starts. The
+    bound over more draws is another one, so the best normal is evaluated again.
+    """
     value = new.energy - _log_det(rung.trial.scale)
     better = trees.all_finite((new, value)) & (value < rung.value)
     law, best, look = trees.where(better, (rung.trial, value, new), (rung.law, rung.value, rung.look))
@@ -182,14 +188,17 @@ def towards_law(rung: Rung, new: Look, blocks: np.ndarray | None) -> Rung:
     away = product(vectors, _within(-length * slope / curvature, 1.0))
     step = Coordinates(law.center + law.times(away), product(law.scale, product(turned, vectors.T)))
     enough = (values > 1 / ROUND).all() & (values < ROUND).all() & (jnp.mean(slope**2) < CENTRED)
+    ended = compared & (enough | (length < TIMID) | (rung.step >= LAWS - 1))
+    more = ended & (rung.draws < draws)
     return rung._replace(
         law=law,
-        value=best,
+        value=jnp.where(more, jnp.inf, best),
         look=look,
-        trial=trees.where(compared, step, rung.mode),
-        damping=length,
-        step=rung.step + 1,
-        done=compared & (enough | (length < TIMID) | (rung.step >= LAWS - 1)),
+        trial=trees.where(more, law, trees.where(compared, step, rung.mode)),
+        damping=jnp.where(more, 1.0, length),
+        draws=jnp.where(more, draws, rung.draws),
+        step=jnp.where(more, jnp.minimum(rung.step + 1, LAWS // 2), rung.step + 1),
+        done=ended & ~more,
     )
 
 
