@@ -14,7 +14,7 @@ from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.row_array import RowArray, asks_for_all
-from numpyro_sgmcmc.model.row_checks import INDEXED, check_lengths, check_observations, check_rows
+from numpyro_sgmcmc.model.row_checks import INDEXED, check_lengths, check_missing, check_observations, check_rows
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
@@ -40,6 +40,7 @@ def checked_structure(
     whole = _outline_of_all_rows(model, args, kwargs, transforms)
     if isinstance(model, drawn_locally):
         return _with_local_sites(model, args, kwargs, batch_size, transforms, whole)
+    check_missing(whole)
     _check_latents(whole)
     if batch_size == AUTOMATIC:
         batch_size = None

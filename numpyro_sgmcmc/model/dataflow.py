@@ -14,6 +14,7 @@ from jax.extend.core import Literal, primitives as prim
 from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 _COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
@@ -25,7 +26,7 @@ CLOSED_OVER = "a closed-over array"
 class Fact(NamedTuple):
     """The facts about one value of the trace."""
 
-    depends: frozenset[str] = frozenset()  # plates whose rows it depends on
+    depends: frozenset[str] = frozenset()  # plates whose rows it depends on, and names of missing values
     row_of: str | None = None  # the plate whose row numbers its elements are
     computed_from: frozenset[str] = frozenset()  # plates from whose row numbers it is computed
     columns: tuple["Fact", ...] = ()  # for index vectors: the facts about each component
@@ -91,6 +92,8 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
         return [Fact(depends)] * len(eqn.outvars)
     if eqn.primitive in _COPIES:
         return inputs
+    if eqn.primitive is prim.name_p and eqn.params["name"].startswith(MISSING):
+        return [Fact(frozenset([eqn.params["name"]]))]
     if eqn.primitive in _RESHAPES:
         part = eqn.primitive is prim.slice_p and eqn.invars[0].aval.ndim > 1  # perhaps of some columns only
         codes = "" if part else codes_of(inputs[0])

@@ -5,6 +5,7 @@ it must have one log density per row.
 
 from collections.abc import Mapping
 
+from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.model.structure import Site, Structure, has_rows
 from numpyro_sgmcmc.types import Plate
 
@@ -48,6 +49,21 @@ def check_observations(structure: Structure) -> None:
                 f"{values}, is combined with each element of its distribution, of shape {batch}. {COLUMN}. Give both "
                 "the same shape: column[:, 0]."
             )
+
+
+def check_missing(structure: Structure) -> None:
+    """
+    :raises ValueError: for a site that depends on the missing values of a site with ``obs_mask=``.
+    """
+    for name, site in structure.sites.items():
+        for used in site.uses:
+            if used.startswith(MISSING):
+                raise ValueError(
+                    f"site {name!r} depends on the {used}, which obs_mask= marks. A kernel leaves such values out, "
+                    "because usually nothing depends on them. Draw them for the rows of each minibatch by "
+                    "local=LocalHMC(...), or make them a site of their own: missing = numpyro.sample(...) for the rows "
+                    "without a value, and x.at[where].set(missing)."
+                )
 
 
 def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:

@@ -12,11 +12,12 @@ import jax
 from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
+from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
 from numpyro.infer import init_to_sample
 
 from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, codes_of, follow
+from numpyro_sgmcmc.model.given_values import MISSING, is_masked
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
 from numpyro_sgmcmc.utils.compat import ParamShape, local_in_failing_frame, sample_code
@@ -33,7 +34,7 @@ class Site(NamedTuple):
     delta: bool
     factor: bool
     one_number_in: frozenset[str]  # plates over which its log density is one number, repeated
-    uses: frozenset[str] = frozenset()  # plates whose rows its log density depends on
+    uses: frozenset[str] = frozenset()  # plates whose rows its log density depends on, and missing values
     scale: float | None = 1.0  # factor of its log density, that of its plates included; None if it is not one number
     argument: str = ""  # the argument of the model that observed values are elements of
     support: Any = None  # of an observed site without a mask, if its bounds are numbers
@@ -51,6 +52,7 @@ class Structure(NamedTuple):
     in_scan: Mapping[str, tuple[int, int | None]]  # the same for plates inside `scan`
     randomised: bool
     left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate but are outside it
+    with_missing: tuple[str, ...]  # deterministic sites outside of these plates that depend on missing values
     lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate, or by data
     unequal: Mapping[str, tuple[int, int]]  # plates that are declared twice, with these sizes
 
@@ -89,6 +91,7 @@ def outline(
     log_densities, values, observed = facts
     argument = {name: codes_of(fact) for name, (fact,) in observed.items()}
     uses = {name: frozenset().union(*(fact.depends for fact in leaves)) for name, leaves in values.items()}
+    outside = [name for name, plates in statements.deterministic.items() if not batch_sizes.keys() & set(plates)]
     return Structure(
         sites={
             name: site._replace(uses=log_densities[name].depends, argument=argument.get(name, ""))
@@ -100,11 +103,8 @@ def outline(
         mutable=statements.mutable,
         in_scan=chosen.in_scan,
         randomised=chosen.randomised,
-        left_out=tuple(
-            name
-            for name, plates in statements.deterministic.items()
-            if uses[name] and not batch_sizes.keys() & set(plates)
-        ),
+        left_out=tuple(name for name in outside if uses[name] & batch_sizes.keys()),
+        with_missing=tuple(name for name in outside if any(used.startswith(MISSING) for used in uses[name])),
         lookups=tuple(lookups),
         unequal=chosen.unequal,
     )
@@ -234,13 +234,6 @@ def _is_outer(shape: tuple[int, ...], values: tuple[int, ...], own: tuple[int, .
 def moves(support: Any) -> bool:
     """Whether a support may depend on other sites, because one of its bounds is an array."""
     return any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(support))
-
-
-def is_masked(fn: Any) -> bool:
-    """Whether a distribution has a mask."""
-    while fn is not None and not isinstance(fn, MaskedDistribution):
-        fn = getattr(fn, "base_dist", None)
-    return fn is not None
 
 
 def _number(scale: Any) -> float | None:
