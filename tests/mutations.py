@@ -477,7 +477,7 @@ FAULTS = [
     Fault("local memory: one visit for all", "local_lines", "visits = int(min(run, VISITS))", "visits = 1; run = 1.0",
           "test_local:memory"),
     Fault("compare: right with few draws", "comparison", "not largest <= UNCERTAIN", "False", "test_compare:too_few"),
-    Fault("arguments: only Python's numbers are no array", "checks", "numbers = int, float, str, np.generic",
+    Fault("arguments: only Python's numbers are no array", "argument_checks", "numbers = int, float, str, np.generic",
           "numbers = int, float, str", "test_data_checks:numpy_numbers"),
     Fault("codes: columns of codes count as one", "dataflow",
           'if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:', "if True:", "test_data_checks:codes"),

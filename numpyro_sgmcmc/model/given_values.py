@@ -18,6 +18,10 @@ MISSING = "missing values of site "  # begins the name that these values have in
 _UNOBSERVED = "_unobserved"  # NumPyro appends it to the name of a site with obs_mask=
 
 
+class SiteError(ValueError):
+    """An error in a site; the message names the site."""
+
+
 class given_values(Messenger):
     """
     Runs a user's model.
@@ -29,7 +33,8 @@ class given_values(Messenger):
 
     :param fn: model.
     :param bool imputes: keeps the missing values, as latent sites.
-    :raises ValueError: for a latent site that ``handlers.substitute`` or ``handlers.replay`` gives a value.
+    :raises ValueError: for a latent site that ``handlers.substitute`` or ``handlers.replay`` gives a value, and for a
+        site in a minibatched plate that ``handlers.do`` changes.
     """
 
     def __init__(self, fn: Any, imputes: bool = False):
@@ -38,15 +43,20 @@ class given_values(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: Any) -> None:
-        if msg["type"] != "sample":
+        if msg["type"] != "sample" or msg.get("_control_flow_done"):  # the sites of a scan that has run
             return
         plates = {frame.dim: self.minibatched[frame.name] for frame in msg["cond_indep_stack"] if self._cuts(frame)}
+        if plates and "_intervener_id" in msg:
+            raise SiteError(
+                f"numpyro.handlers.do changes site {msg['name']!r} in a minibatched plate, where NumPyro would scale its "
+                "density twice. Write the change in the model: pass its values as an argument x, and use x[rows]."
+            )
         if msg["is_observed"]:
             if plates and _is_conditioned(msg):
                 for dim, (size, rows) in plates.items():
                     msg["value"] = _at_rows(jnp.asarray(msg["value"]), dim - msg["fn"].event_dim, size, rows)
         elif msg["value"] is not None:
-            raise ValueError(
+            raise SiteError(
                 f"numpyro.handlers.substitute or replay gives latent site {msg['name']!r} a value, which a sampler would "
                 "replace by its own. To hold the site at this value use numpyro.handlers.condition; to start there use "
                 "init_params= or init_strategy=init_to_value(values=...)."
@@ -73,8 +83,7 @@ def is_missing(msg: Any) -> bool:
 
 def not_drawn(msg: Any) -> jax.Array:
     """A value of a site where none is needed, as nothing depends on it."""
-    drawn = jax.eval_shape(msg["fn"].sample, jax.random.key(0))
-    return jnp.zeros(drawn.shape, drawn.dtype)
+    return jnp.zeros(msg["fn"].shape())
 
 
 def is_masked(fn: Any) -> bool:
@@ -82,6 +91,17 @@ def is_masked(fn: Any) -> bool:
     while fn is not None and not isinstance(fn, MaskedDistribution):
         fn = getattr(fn, "base_dist", None)
     return fn is not None
+
+
+def of_all_rows(model: Any, sizes: Any) -> str:
+    """The handler around a model that has an array with one of these sizes, such as a mask of all rows."""
+    while model is not None:
+        if isinstance(model, Messenger):
+            held = [vars(model).get(name) for name in ("data", "mask", "scale")]
+            if any(set(sizes) & set(jnp.shape(leaf)) for leaf in jax.tree.leaves(held)):
+                return f"numpyro.handlers.{type(model).__name__}"
+        model = getattr(model, "fn", None)
+    return ""
 
 
 def _is_conditioned(msg: Any) -> bool:

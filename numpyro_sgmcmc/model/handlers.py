@@ -16,7 +16,7 @@ from numpyro_sgmcmc.model.arrays import indexable
 from numpyro_sgmcmc.model.given_values import is_missing, not_drawn
 from numpyro_sgmcmc.model.row_array import RowArray
 from numpyro_sgmcmc.types import Rows, Sites
-from numpyro_sgmcmc.utils.compat import SCAN_INDEX, handlers_around, scan_wrapper
+from numpyro_sgmcmc.utils.compat import SCAN_INDEX, handlers_around, rows_of, scan_wrapper
 
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
 """Site -> transform from unconstrained values to the support of its distribution, or a function of both."""
@@ -62,8 +62,7 @@ class minibatch(Messenger):
             array, event_dim = msg["value"], msg["kwargs"]["event_dim"]
             for plate in handlers_around(numpyro.plate):
                 if plate.dim - event_dim == -array.ndim:
-                    rows = self.rows.get(plate.name)
-                    msg["value"] = array[jnp.arange(len(array)) if rows is None else rows]
+                    msg["value"] = array[rows_of(plate)]
                     msg["kwargs"] = {"event_dim": None}
 
 

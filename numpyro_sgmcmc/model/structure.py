@@ -13,7 +13,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
-from numpyro.infer import init_to_sample
+from numpyro.infer import init_to_sample, init_to_uniform
 
 from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, codes_of, follow
@@ -127,7 +127,7 @@ def _abstract_run(
     def run(rows: Rows, arrays: dict[str, jax.Array]) -> Any:
         chosen.rows = rows
         traced_args, traced_kwargs = with_traced(arrays)
-        seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=init_to_sample)
+        seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=_some_value)
         tr = handlers.trace(seeded).get_trace(*traced_args, **traced_kwargs)
         densities = {name: log_density(name, site) for name, site in tr.items() if site["type"] == "sample"}
         # these values are static; the shapes must be read while the tracers exist
@@ -149,6 +149,8 @@ def _abstract_run(
         site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
         if site:
             error.add_note(f"The model fails at site {site!r}.")
+        if isinstance(error, ImportError):
+            error.add_note("The model itself, not the kernel, needs a package that is not installed.")
         if "Indexer must have integer" in str(error):  # by JAX
             error.add_note("An index is not an integer. Pass codes as integers: codes.astype(int).")
         if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
@@ -164,9 +166,19 @@ def _abstract_run(
     return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups
 
 
+def _some_value(site: Any) -> Any:
+    try:
+        return init_to_sample(site)
+    except ImportError:  # NumPyro draws some distributions by another package; their density may not need it
+        return init_to_uniform(site)
+
+
 def log_density(name: str, site: Any) -> jax.Array:
-    """The unscaled log density of a site. If it fails, ``name`` is read from the traceback."""
-    return site["fn"].log_prob(site["value"])
+    """
+    The log density of a site, scaled only by weights of its elements. If it fails, ``name`` is read from the traceback.
+    """
+    density, scale = site["fn"].log_prob(site["value"]), site["scale"]
+    return density if scale is None or not jnp.ndim(scale) else density * scale
 
 
 def _read(tr: Mapping[str, Any], densities: Mapping[str, jax.Array], transforms: Transforms | None) -> _Statements:

@@ -32,6 +32,7 @@ __all__ = [
     "jit_is_disabled",
     "local_in_failing_frame",
     "put_run",
+    "rows_of",
     "sample_code",
     "scan_wrapper",
     "stack_level",
@@ -46,6 +47,11 @@ SCAN_INDEX = "_scan_current_index"  # in site["infer"] inside a `scan`: the step
 def handlers_around(kind: type) -> list[Any]:
     """The handlers of a kind around the current statement of a model; plates are handlers, too."""
     return [handler for handler in _PYRO_STACK if isinstance(handler, kind)]
+
+
+def rows_of(plate: Any) -> jax.Array:
+    """The row numbers of a plate, which it has no public name for. Inside of ``scope`` it has another name."""
+    return plate._indices
 
 
 def bind(eqn: Any, *operands: Any) -> list[Any]:
