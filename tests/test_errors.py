@@ -279,6 +279,21 @@ def test_a_package_that_the_model_needs():
     assert "The model fails at site 'y'." in failed.value.__notes__
 
 
+def test_a_prior_that_only_another_package_can_draw():
+    """As a truncated Student-t; its density needs no other package."""
+
+    class NotDrawn(dist.Normal):
+        def sample(self, key, sample_shape=()):
+            raise ImportError("no such package")
+
+    def model(y):
+        mu = numpyro.sample("mu", NotDrawn(0, 1))
+        with numpyro.plate("N", N) as rows:
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+    assert list(start(model).z) == ["mu"]
+
+
 def test_a_full_plate_in_scan_is_fine():
     start(plate_in_scan, batch_size=None)
 

@@ -157,10 +157,18 @@ def test_condition_with_a_site_summed_out():
 @pytest.mark.parametrize(
     "wrapped, args, message",
     [
-        (handlers.substitute(model, {"b": 0.4}), (X, Y), "substitute or replay gives latent site 'b' a value.*condition"),
+        (
+            handlers.substitute(model, {"b": 0.4}),
+            (X, Y),
+            "substitute or replay gives latent site 'b' a value.*condition",
+        ),
         (handlers.substitute(model, {"y": Y}), (X,), "gives latent site 'y' a value.*use numpyro.handlers.condition"),
         (handlers.replay(model, TRACE), (X, Y), "gives latent site 'a' a value.*init_to_value"),
-        (handlers.substitute(model, {"mean": X}), (X, Y), "handlers.substitute around the model has values of all rows"),
+        (
+            handlers.substitute(model, {"mean": X}),
+            (X, Y),
+            "handlers.substitute around the model has values of all rows",
+        ),
         (handlers.mask(model, mask=X > 0), (X, Y), "handlers.mask around the model has values of all rows"),
         (handlers.scale(model, scale=W), (X, Y), "handlers.scale around the model has values of all rows"),
         (handlers.do(model, {"y": Y}), (X, Y), "^numpyro.handlers.do changes site 'y' in a minibatched plate"),

@@ -4,14 +4,28 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.experimental.sparse import BCOO, BCSR
 import numpy as np
 
-
 _WHOLE_DATA = (
-    ", which cannot be indexed by the rows of a minibatch. A kernel takes its minibatches itself, so pass the whole data, "
-    "as arrays: np.concatenate(list(x)) for batches of them. What does not fit in memory stays on disk: OnDisk(x), for a "
-    "file or a list of blocks of rows."
+    ", which cannot be indexed by the rows of a minibatch. A kernel takes its minibatches itself, so pass the whole "
+    "data, as arrays: np.concatenate(list(x)) for batches of them. What does not fit in memory stays on disk: "
+    "OnDisk(x), for a file or a list of blocks of rows."
 )
+SPARSE_ROWS = (
+    "Pass BCOO.fromdense(X, n_batch=1), which holds the elements of each row apart, or two arrays with the values and "
+    "the columns of the elements of each row, filled up with zeros, for (values[rows] * w[columns[rows]]).sum(1); "
+    "docs/howto.md makes both."
+)
+
+
+def sparse_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of the arguments that are sparse matrices of JAX, without a batch axis of rows."""
+    return [
+        name
+        for name, arg in _named(args, kwargs)
+        if isinstance(arg, BCSR) or (isinstance(arg, BCOO) and not arg.n_batch)
+    ]
 
 
 def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -32,6 +46,11 @@ def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> No
     batches = _batches(args, kwargs, str(error))
     if batches:
         raise ValueError(f"{batches}{_WHOLE_DATA} {failure}") from error
+    sparse = [name for name, arg in _named(args, kwargs) if isinstance(arg, BCSR)]
+    if sparse:
+        raise ValueError(
+            f"{sparse[0]} is a sparse BCSR matrix, which JAX cannot index by rows. {SPARSE_ROWS} {failure}"
+        ) from error
     odd = not_an_array(args, kwargs)
     if odd:
         raise ValueError(
@@ -57,7 +76,9 @@ def _batches(args: tuple, kwargs: Mapping[str, Any], failure: str) -> str:
     """The first argument of which a failure speaks by its type, and which is a list of arrays, or a loader."""
     for name, arg in _named(args, kwargs):
         kind = type(arg).__name__
-        if kind not in failure and not (isinstance(arg, list) and "scalar index" in failure):  # as a list says of x[rows]
+        if kind not in failure and not (
+            isinstance(arg, list) and "scalar index" in failure
+        ):  # as a list says of x[rows]
             continue
         if isinstance(arg, list) and arg and all(hasattr(x, "shape") and np.ndim(x) for x in jax.tree.leaves(arg)):
             return f"{name} is a list of {len(arg)} batches"

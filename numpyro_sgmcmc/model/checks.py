@@ -14,7 +14,14 @@ from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.row_array import RowArray, asks_for_all
-from numpyro_sgmcmc.model.row_checks import INDEXED, check_lengths, check_missing, check_observations, check_rows
+from numpyro_sgmcmc.model.row_checks import (
+    INDEXED,
+    check_lengths,
+    check_missing,
+    check_observations,
+    check_rows,
+    check_sparse,
+)
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
@@ -103,12 +110,15 @@ def _cut(
     except Exception as error:
         site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
         handler = of_all_rows(model, [plate.size for plate in plates.values()])
-        hint = f"{handler} around the model has values of all rows: use it in the plate, on x[rows]. " if handler else ""
+        hint = (
+            f"{handler} around the model has values of all rows: use it in the plate, on x[rows]. " if handler else ""
+        )
         raise ValueError(
             f"the model fails{f' at site {site!r}' if site else ''} when {_list(plates)} is cut to {_sizes(plates)} "
             f"rows. Every array with a row for each element of the plate must be indexed by it: {INDEXED}. "
             f"{hint}The failure was: {type(error).__name__}: {error}"
         ) from error
+    check_sparse(cut, plates, args, kwargs)
     check_rows(cut, plates)
     return cut
 
@@ -151,7 +161,7 @@ def _outline_of_all_rows(
         if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it calls __jax_array__
             raise asks_for_all(*by_row) from error
         raise
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, NotImplementedError) as error:
         check_arrays(args, kwargs, error)
         if not isinstance(error, jax.errors.TracerArrayConversionError):
             raise

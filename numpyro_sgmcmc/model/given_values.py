@@ -45,11 +45,12 @@ class given_values(Messenger):
     def process_message(self, msg: Any) -> None:
         if msg["type"] != "sample" or msg.get("_control_flow_done"):  # the sites of a scan that has run
             return
-        plates = {frame.dim: self.minibatched[frame.name] for frame in msg["cond_indep_stack"] if self._cuts(frame)}
+        cut = self.minibatched
+        plates = {frame.dim: cut[frame.name] for frame in msg["cond_indep_stack"] if frame.name in cut}
         if plates and "_intervener_id" in msg:
             raise SiteError(
-                f"numpyro.handlers.do changes site {msg['name']!r} in a minibatched plate, where NumPyro would scale its "
-                "density twice. Write the change in the model: pass its values as an argument x, and use x[rows]."
+                f"numpyro.handlers.do changes site {msg['name']!r} in a minibatched plate, where NumPyro would scale "
+                "its density twice. Write the change in the model: pass its values as an argument x, and use x[rows]."
             )
         if msg["is_observed"]:
             if plates and _is_conditioned(msg):
@@ -57,16 +58,13 @@ class given_values(Messenger):
                     msg["value"] = _at_rows(jnp.asarray(msg["value"]), dim - msg["fn"].event_dim, size, rows)
         elif msg["value"] is not None:
             raise SiteError(
-                f"numpyro.handlers.substitute or replay gives latent site {msg['name']!r} a value, which a sampler would "
-                "replace by its own. To hold the site at this value use numpyro.handlers.condition; to start there use "
-                "init_params= or init_strategy=init_to_value(values=...)."
+                f"numpyro.handlers.substitute or replay gives latent site {msg['name']!r} a value, which a sampler "
+                "would replace by its own. To hold the site at this value use numpyro.handlers.condition; to start "
+                "there use init_params= or init_strategy=init_to_value(values=...)."
             )
         elif not self.imputes and is_missing(msg):
             name = f"{MISSING}{msg['name'].removesuffix(_UNOBSERVED)!r}"
             msg["value"], msg["stop"] = checkpoint_name(not_drawn(msg), name), True
-
-    def _cuts(self, frame: Any) -> bool:
-        return frame.name in self.minibatched
 
     def postprocess_message(self, msg: Any) -> None:
         if msg["type"] == "plate":

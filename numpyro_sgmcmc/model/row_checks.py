@@ -4,7 +4,9 @@ it must have one log density per row.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+from numpyro_sgmcmc.model.argument_checks import SPARSE_ROWS, sparse_arguments
 from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.model.structure import Site, Structure, has_rows
 from numpyro_sgmcmc.types import Plate
@@ -35,6 +37,19 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
                 f"site {name!r} depends on the rows of the minibatched plate {plate!r} but is outside it, so it "
                 f"would not be scaled to the whole plate. Move it into {plate!r}, with one log density per row."
             )
+
+
+def check_sparse(cut: Structure, plates: Mapping[str, Plate], args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """
+    :raises ValueError: for a sparse matrix of which each row of a minibatch is looked up among all its elements.
+    """
+    for name in sparse_arguments(args, kwargs):
+        for use in cut.whole:
+            if use.argument.startswith(name) and use.depends & plates.keys():
+                raise ValueError(
+                    f"{name} is a sparse matrix of JAX whose rows are not apart, so every row of a minibatch would be "
+                    f"looked for among all of its elements. {SPARSE_ROWS}"
+                )
 
 
 def check_observations(structure: Structure) -> None:

@@ -16,7 +16,7 @@ from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Ind
 from numpyro.infer import init_to_sample, init_to_uniform
 
 from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
-from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, codes_of, follow
+from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, Use, codes_of, follow
 from numpyro_sgmcmc.model.given_values import MISSING, is_masked
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
@@ -53,7 +53,9 @@ class Structure(NamedTuple):
     randomised: bool
     left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate but are outside it
     with_missing: tuple[str, ...]  # deterministic sites outside of these plates that depend on missing values
+    of_all_rows: Mapping[str, tuple[str, int]]  # other deterministic sites with a number for each row of a plate
     lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate, or by data
+    whole: tuple[Use, ...]  # arrays of data that are used without an index
     unequal: Mapping[str, tuple[int, int]]  # plates that are declared twice, with these sizes
 
     @property
@@ -70,7 +72,7 @@ class _Statements(NamedTuple):
     """The statements found by one trace, as plain Python values."""
 
     sites: dict[str, Site]
-    deterministic: dict[str, tuple[str, ...]]  # name -> plates
+    deterministic: dict[str, tuple[frozenset[str], frozenset[int]]]  # name -> plates, lengths of axes without a plate
     frozen: tuple[str, ...]
     has_params: bool
     mutable: tuple[str, ...]
@@ -87,11 +89,13 @@ def outline(
     Traces the model once, abstractly, with the named plates cut to the given lengths.
     """
     chosen = minibatch(model)
-    statements, facts, lookups = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
+    statements, facts, lookups, whole = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
     log_densities, values, observed = facts
     argument = {name: codes_of(fact) for name, (fact,) in observed.items()}
     uses = {name: frozenset().union(*(fact.depends for fact in leaves)) for name, leaves in values.items()}
-    outside = [name for name, plates in statements.deterministic.items() if not batch_sizes.keys() & set(plates)]
+    outside = {
+        name: axes for name, (plates, axes) in statements.deterministic.items() if not batch_sizes.keys() & plates
+    }
     return Structure(
         sites={
             name: site._replace(uses=log_densities[name].depends, argument=argument.get(name, ""))
@@ -105,7 +109,14 @@ def outline(
         randomised=chosen.randomised,
         left_out=tuple(name for name in outside if uses[name] & batch_sizes.keys()),
         with_missing=tuple(name for name in outside if any(used.startswith(MISSING) for used in uses[name])),
+        of_all_rows={
+            name: (plate, chosen.declared[plate][0])
+            for name, axes in outside.items()
+            for plate in batch_sizes
+            if not uses[name] and chosen.declared[plate][0] in axes
+        },
         lookups=tuple(lookups),
+        whole=tuple(whole),
         unequal=chosen.unequal,
     )
 
@@ -116,10 +127,10 @@ def _abstract_run(
     kwargs: Mapping[str, Any],
     batch_sizes: Mapping[str, int],
     transforms: Transforms | None,
-) -> tuple[_Statements, Any, list[Lookup]]:
+) -> tuple[_Statements, Any, list[Lookup], list[Use]]:
     """
     :return: the statements; the facts about log densities, deterministic values, and observed values, by name; the
-        indexed arrays.
+        indexed arrays; those used without an index.
     """
     found: list[_Statements] = []
     shapes, with_traced = without_data(args, kwargs)
@@ -162,8 +173,9 @@ def _abstract_run(
     inputs += [Fact(argument=name) for name in sorted(shapes)]
     named = named_leaves(args, kwargs)
     name_of = lambda const: next((name for name, x in named if x is const), CLOSED_OVER)  # noqa: E731
-    facts, lookups = follow(closed, inputs, name_of)
-    return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups
+    whole: list[Use] = []
+    facts, lookups = follow(closed, inputs, name_of, whole)
+    return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups, whole
 
 
 def _some_value(site: Any) -> Any:
@@ -185,7 +197,9 @@ def _read(tr: Mapping[str, Any], densities: Mapping[str, jax.Array], transforms:
     of_type = lambda kind: {name: site for name, site in tr.items() if site["type"] == kind}  # noqa: E731
     return _Statements(
         sites={name: _site(name, site, densities[name], transforms) for name, site in of_type("sample").items()},
-        deterministic={name: tuple(_plates(site)) for name, site in of_type("deterministic").items()},
+        deterministic={
+            name: (frozenset(_plates(site)), _lengths(site)) for name, site in of_type("deterministic").items()
+        },
         frozen=tuple(name for name, site in of_type("param").items() if _is_used(site["value"])),
         has_params=bool(of_type("param")),
         mutable=tuple(of_type("mutable")),
@@ -194,6 +208,12 @@ def _read(tr: Mapping[str, Any], densities: Mapping[str, jax.Array], transforms:
 
 def _arrays(value: Any) -> list[jax.Array]:
     return [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
+
+
+def _lengths(site: Any) -> frozenset[int]:
+    dims = _plates(site).values()
+    shapes = [x.shape for x in _arrays(site["value"])]
+    return frozenset(n for shape in shapes for dim, n in enumerate(shape, -len(shape)) if dim not in dims)
 
 
 def _is_used(value: Any) -> bool:
