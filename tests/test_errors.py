@@ -58,12 +58,6 @@ def local_latent(y):
         numpyro.sample("y", dist.Normal(b, 1), obs=y[rows])
 
 
-def masked_latent(y):
-    mu = numpyro.sample("mu", dist.Normal(0, 10))
-    with numpyro.plate("N", N) as rows:
-        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows], obs_mask=(jnp.arange(N) > 3)[rows])
-
-
 def two_axes(y):
     mu = numpyro.sample("mu", dist.Normal(0, 10))
     with numpyro.plate("N", N, dim=-2) as rows:
@@ -165,7 +159,6 @@ def start(model, data=Y, init_params=None, kernel=SGLD, **kwargs):
         (unindexed, 1, "site 'y' in plate 'N'.*not indexed by the plate"),
         (local_latent, 4, "latent site 'b' is inside the minibatched plate 'N'"),
         (local_latent, {"N": 4}, "latent site 'b' is inside the minibatched plate 'N'"),
-        (masked_latent, 4, "latent site 'y_unobserved' is inside the minibatched plate 'N'"),
         (discrete_latent, 4, "latent site 'k' is discrete"),
         (delta_latent, 4, "latent site 'k' has a Delta distribution"),
         (without_a_plate, 4, "batch_size=4, but the model has no plate"),
@@ -236,6 +229,69 @@ def test_a_column_beside_a_vector_is_refused():
 def test_data_that_are_no_array_of_numbers(data, what):
     with pytest.raises(ValueError, match=f"{what}.*np.asarray"):
         start(good, data=data)
+
+
+class Loader:
+    """A loader of batches, which is neither an array nor a generator."""
+
+    def __iter__(self):
+        return iter((Y[:6], Y[6:]))
+
+    def __len__(self):
+        return 2
+
+
+def sized(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+
+@pytest.mark.parametrize("model", [good, sized], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "data, what",
+    [
+        ([Y[:6], Y[6:]], "a list of 2 batches"),
+        ([(Y[:6], Y[:6]), (Y[6:], Y[6:])], "a list of 2 batches"),
+        ((part for part in (Y[:6], Y[6:])), "a generator"),
+        (Loader(), "a Loader"),
+    ],
+    ids=["list", "list of pairs", "generator", "loader"],
+)
+def test_batches_in_place_of_the_data(data, what, model):
+    with pytest.raises(ValueError, match=f"^argument 1 is {what}, .* pass the whole data, as arrays.*OnDisk"):
+        start(model, data=data)
+
+
+def test_a_package_that_the_model_needs():
+    class NeedsAPackage(dist.Normal):
+        def log_prob(self, value):
+            raise ImportError("no such package")
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("N", N) as rows:
+            numpyro.sample("y", NeedsAPackage(mu, 1), obs=y[rows])
+
+    with pytest.raises(ImportError) as failed:
+        start(model)
+    assert "The model itself, not the kernel, needs a package that is not installed." in failed.value.__notes__
+    assert "The model fails at site 'y'." in failed.value.__notes__
+
+
+def test_a_prior_that_only_another_package_can_draw():
+    """As a truncated Student-t; its density needs no other package."""
+
+    class NotDrawn(dist.Normal):
+        def sample(self, key, sample_shape=()):
+            raise ImportError("no such package")
+
+    def model(y):
+        mu = numpyro.sample("mu", NotDrawn(0, 1))
+        with numpyro.plate("N", N) as rows:
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+    assert list(start(model).z) == ["mu"]
 
 
 def test_a_full_plate_in_scan_is_fine():

@@ -8,8 +8,8 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import checked_run
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
+from numpyro_sgmcmc.model.argument_checks import not_an_array
 from numpyro_sgmcmc.model.arrays import named_leaves
-from numpyro_sgmcmc.model.checks import not_an_array
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 
 

@@ -11,7 +11,7 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 from numpyro_sgmcmc.gradients.full_pass import chunk_length
-from numpyro_sgmcmc.model.checks import check_arrays
+from numpyro_sgmcmc.model.argument_checks import check_arrays
 from numpyro_sgmcmc.model.compiled import on_data
 from numpyro_sgmcmc.model.handlers import minibatch
 from numpyro_sgmcmc.model.row_checks import check_lengths

@@ -18,6 +18,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.kernels.chain import Chain
 from numpyro_sgmcmc.kernels.chains import Chains, chain_for
+from numpyro_sgmcmc.kernels.cost_warnings import warn_of_costs
 from numpyro_sgmcmc.kernels.data_checks import check_codes, check_finite, check_integers, warn_of_values
 from numpyro_sgmcmc.kernels.end_of_run import Bar
 from numpyro_sgmcmc.kernels.parts import chain_of_parts
@@ -270,6 +271,7 @@ class SGMCMC(MCMCKernel):
                 check_energies(energies)
                 check_single_rows(exchanged)
         warn_of_sites(potential.structure)
+        warn_of_costs(potential)
         warn_of_scales(potential)
         warn_of_scattered_rows(potential, chain.rows)
         return state

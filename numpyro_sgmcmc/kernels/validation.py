@@ -170,14 +170,17 @@ def warn_of_sites(structure: Structure) -> None:
             "sites only. Give it a prior with numpyro.sample to infer it.",
             stacklevel=stack_level(),
         )
-    if structure.left_out:
-        names = ", ".join(map(repr, structure.left_out))
-        warnings.warn(
-            f"deterministic site {names} depends on the rows of a minibatched plate but is outside it. It is "
-            "not collected, as its value would be that of one minibatch. For its values on all rows use "
-            "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
-            stacklevel=stack_level(),
-        )
+    for left_out, why in (
+        (structure.left_out, "the rows of a minibatched plate but is outside it: its value would be of one minibatch"),
+        (structure.with_missing, "missing values, which obs_mask= marks and which are not drawn"),
+    ):
+        if left_out:
+            names = ", ".join(map(repr, left_out))
+            warnings.warn(
+                f"deterministic site {names} depends on {why}. It is not collected. For its values on all rows use "
+                "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
+                stacklevel=stack_level(),
+            )
 
 
 def warn_of_scales(potential: ModelPotential) -> None:

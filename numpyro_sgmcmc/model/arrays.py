@@ -8,6 +8,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.model.argument_checks import check_no_iterators
 from numpyro_sgmcmc.model.on_disk import OnDisk
 from numpyro_sgmcmc.model.row_array import RowArray
 
@@ -52,8 +53,9 @@ def indexable(arguments: tuple[tuple, Mapping[str, Any]]) -> Any:
     The arguments of a model, ``(args, kwargs)``, whose NumPy arrays can be indexed by traced row numbers. Memory maps
     stay on disk.
 
-    :raises ValueError: for a masked array.
+    :raises ValueError: for a masked array, and for an iterator.
     """
+    check_no_iterators(*arguments)
 
     def convert(path: Any, x: Any) -> Any:
         if isinstance(x, np.ma.MaskedArray):

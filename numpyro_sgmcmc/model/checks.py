@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
+from numpyro_sgmcmc.model.argument_checks import check_arrays
+from numpyro_sgmcmc.model.given_values import SiteError, of_all_rows
 from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.model.local import drawn_locally
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
-from numpyro_sgmcmc.model.replay import LocalError
 from numpyro_sgmcmc.model.row_array import RowArray, asks_for_all
-from numpyro_sgmcmc.model.row_checks import INDEXED, check_lengths, check_observations, check_rows
+from numpyro_sgmcmc.model.row_checks import (
+    INDEXED,
+    check_lengths,
+    check_missing,
+    check_observations,
+    check_rows,
+    check_sparse,
+)
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
@@ -40,6 +47,7 @@ def checked_structure(
     whole = _outline_of_all_rows(model, args, kwargs, transforms)
     if isinstance(model, drawn_locally):
         return _with_local_sites(model, args, kwargs, batch_size, transforms, whole)
+    check_missing(whole)
     _check_latents(whole)
     if batch_size == AUTOMATIC:
         batch_size = None
@@ -97,15 +105,20 @@ def _cut(
     sizes = {name: plate.batch_size for name, plate in plates.items()}
     try:
         cut = outline(model, args, kwargs, sizes, transforms)
-    except LocalError as error:
+    except SiteError as error:
         raise ValueError(str(error)) from error
     except Exception as error:
         site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
+        handler = of_all_rows(model, [plate.size for plate in plates.values()])
+        hint = (
+            f"{handler} around the model has values of all rows: use it in the plate, on x[rows]. " if handler else ""
+        )
         raise ValueError(
             f"the model fails{f' at site {site!r}' if site else ''} when {_list(plates)} is cut to {_sizes(plates)} "
             f"rows. Every array with a row for each element of the plate must be indexed by it: {INDEXED}. "
-            f"The failure was: {type(error).__name__}: {error}"
+            f"{hint}The failure was: {type(error).__name__}: {error}"
         ) from error
+    check_sparse(cut, plates, args, kwargs)
     check_rows(cut, plates)
     return cut
 
@@ -148,7 +161,7 @@ def _outline_of_all_rows(
         if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it calls __jax_array__
             raise asks_for_all(*by_row) from error
         raise
-    except TypeError as error:
+    except (TypeError, AttributeError, NotImplementedError) as error:
         check_arrays(args, kwargs, error)
         if not isinstance(error, jax.errors.TracerArrayConversionError):
             raise
@@ -157,34 +170,6 @@ def _outline_of_all_rows(
             "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
             "(jnp.asarray); convert columns of a DataFrame with .to_numpy() before the run."
         ) from error
-
-
-def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: TypeError) -> None:
-    """
-    :param error: with which the model has failed.
-    :raises ValueError: if an argument is the likely cause, because it is no array of numbers.
-    """
-    odd = not_an_array(args, kwargs)
-    if odd:
-        raise ValueError(
-            f"{odd}, which cannot be indexed by the rows of a minibatch. Pass an array of numbers: np.asarray(x) for a "
-            "list, x.to_numpy(float) for a column of a data frame, x.toarray() for a sparse matrix, "
-            "np.unique(x, return_inverse=True)[1] for labels. "
-            f"The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        ) from error
-
-
-def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """The first argument that is a list of numbers, of a data frame, a sparse matrix or a non-numeric array."""
-    named = [(f"argument {k}", arg) for k, arg in enumerate(args, 1)] + [(f"{k}=", arg) for k, arg in kwargs.items()]
-    for name, arg in named:
-        if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
-            return f"{name} is an array of dtype {arg.dtype}"
-        numbers = int, float, str, np.generic
-        plain = isinstance(arg, (list, tuple)) and any(isinstance(x, numbers) for x in jax.tree.leaves(arg))
-        if plain or type(arg).__module__.partition(".")[0] in ("pandas", "polars", "scipy"):
-            return f"{name} is a {type(arg).__name__}"
-    return ""
 
 
 def _check_latents(structure: Structure) -> None:

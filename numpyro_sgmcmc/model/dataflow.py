@@ -14,6 +14,7 @@ from jax.extend.core import Literal, primitives as prim
 from jax.lax import GatherScatterMode
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 _COPIES = {prim.convert_element_type_p, prim.copy_p, prim.device_put_p}
@@ -25,7 +26,7 @@ CLOSED_OVER = "a closed-over array"
 class Fact(NamedTuple):
     """The facts about one value of the trace."""
 
-    depends: frozenset[str] = frozenset()  # plates whose rows it depends on
+    depends: frozenset[str] = frozenset()  # plates whose rows it depends on, and names of missing values
     row_of: str | None = None  # the plate whose row numbers its elements are
     computed_from: frozenset[str] = frozenset()  # plates from whose row numbers it is computed
     columns: tuple["Fact", ...] = ()  # for index vectors: the facts about each component
@@ -46,25 +47,35 @@ class Lookup(NamedTuple):
     codes: str = ""  # the argument whose elements are the index
 
 
+class Use(NamedTuple):
+    """An array that is used as a whole, not by rows."""
+
+    argument: str
+    shape: tuple[int, ...]
+    numbers: int  # of the largest array in the equation
+    depends: frozenset[str]  # plates whose rows the result depends on
+
+
 def follow(
-    closed: ClosedJaxpr, inputs: Sequence[Fact], name_of: Callable[[Any], str]
+    closed: ClosedJaxpr, inputs: Sequence[Fact], name_of: Callable[[Any], str], uses: list[Use] | None = None
 ) -> tuple[list[Fact], list[Lookup]]:
     """
     :param closed: trace.
     :param inputs: the facts about its inputs.
     :param name_of: array that the trace closes over -> its name.
+    :param uses: gets the arrays that are used as a whole.
     :return: the facts about the outputs, and the arrays that are indexed by a plate.
     """
     lookups: list[Lookup] = []
     constants = [Fact(argument=name_of(const)) for const in closed.consts]
-    return _follow(closed.jaxpr, inputs, constants, lookups, name_of), lookups
+    return _follow(closed.jaxpr, inputs, constants, (lookups, [] if uses is None else uses), name_of), lookups
 
 
 def _follow(
     jaxpr: Any,
     inputs: Sequence[Fact],
     constants: Sequence[Fact],
-    lookups: list[Lookup],
+    found: tuple[list[Lookup], list[Use]],
     name_of: Callable[[Any], str],
 ) -> list[Fact]:
     facts = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
@@ -76,21 +87,25 @@ def _follow(
         return Fact(argument=name_of(var.val) if getattr(var.aval, "shape", ()) else "")
 
     for eqn in jaxpr.eqns:
-        facts.update(zip(eqn.outvars, _outputs(eqn, [of(var) for var in eqn.invars], lookups, name_of)))
+        facts.update(zip(eqn.outvars, _outputs(eqn, [of(var) for var in eqn.invars], found, name_of)))
     return [of(var) for var in jaxpr.outvars]
 
 
-def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Callable[[Any], str]) -> list[Fact]:
+def _outputs(
+    eqn: Any, inputs: list[Fact], found: tuple[list[Lookup], list[Use]], name_of: Callable[[Any], str]
+) -> list[Fact]:
     depends = frozenset().union(*(fact.depends for fact in inputs))
     if eqn.primitive in _CALLS:
         body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        return _follow(getattr(body, "jaxpr", body), inputs, (), lookups, name_of)
+        return _follow(getattr(body, "jaxpr", body), inputs, (), found, name_of)
     if eqn.primitive is prim.scan_p:
         body = eqn.params["jaxpr"].jaxpr
-        _follow(body, _of_one_step(eqn, body, inputs), (), lookups, name_of)
+        _follow(body, _of_one_step(eqn, body, inputs), (), found, name_of)
         return [Fact(depends)] * len(eqn.outvars)
     if eqn.primitive in _COPIES:
         return inputs
+    if eqn.primitive is prim.name_p and eqn.params["name"].startswith(MISSING):
+        return [Fact(frozenset([eqn.params["name"]]))]
     if eqn.primitive in _RESHAPES:
         part = eqn.primitive is prim.slice_p and eqn.invars[0].aval.ndim > 1  # perhaps of some columns only
         codes = "" if part else codes_of(inputs[0])
@@ -103,10 +118,12 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
         return [inputs[1]]
     codes = ""
     if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
-        lookups.extend(_lookups(eqn, inputs))
+        found[0].extend(_lookups(eqn, inputs))
         inputs = inputs[:1]  # the result does not count as computed from the index
         if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:
             codes = codes_of(inputs[0])
+    else:
+        found[1].extend(_uses(eqn, inputs, depends))
     sources = _sources(inputs)
     integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
     shifted_from = next(filter(_index, inputs), None) if eqn.primitive is prim.add_p else None
@@ -115,6 +132,15 @@ def _outputs(eqn: Any, inputs: list[Fact], lookups: list[Lookup], name_of: Calla
         if integer
         else Fact(depends, codes=codes)
         for integer in integers
+    ]
+
+
+def _uses(eqn: Any, inputs: list[Fact], depends: frozenset[str]) -> list[Use]:
+    numbers = max(var.aval.size for var in (*eqn.invars, *eqn.outvars) if hasattr(var.aval, "size"))
+    return [
+        Use(fact.argument or fact.codes, var.aval.shape, numbers, depends)
+        for var, fact in zip(eqn.invars, inputs)
+        if (fact.argument or fact.codes) and not fact.depends and getattr(var.aval, "shape", ())
     ]
 
 

@@ -13,9 +13,10 @@ from numpyro.distributions.transforms import Transform
 from numpyro.primitives import Messenger
 
 from numpyro_sgmcmc.model.arrays import indexable
+from numpyro_sgmcmc.model.given_values import is_missing, not_drawn
 from numpyro_sgmcmc.model.row_array import RowArray
 from numpyro_sgmcmc.types import Rows, Sites
-from numpyro_sgmcmc.utils.compat import SCAN_INDEX, plates_around, scan_wrapper
+from numpyro_sgmcmc.utils.compat import SCAN_INDEX, handlers_around, rows_of, scan_wrapper
 
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
 """Site -> transform from unconstrained values to the support of its distribution, or a function of both."""
@@ -59,10 +60,9 @@ class minibatch(Messenger):
         """Indexes a :class:`RowArray` for ``numpyro.subsample``, because the plate itself cannot."""
         if msg["type"] == "subsample" and isinstance(msg["value"], RowArray):
             array, event_dim = msg["value"], msg["kwargs"]["event_dim"]
-            for plate in plates_around():
+            for plate in handlers_around(numpyro.plate):
                 if plate.dim - event_dim == -array.ndim:
-                    rows = self.rows.get(plate.name)
-                    msg["value"] = array[jnp.arange(len(array)) if rows is None else rows]
+                    msg["value"] = array[rows_of(plate)]
                     msg["kwargs"] = {"event_dim": None}
 
 
@@ -79,13 +79,16 @@ class _report_plates(Messenger):
 class full_rows(Messenger):
     """
     The model on all of its rows, for any declared ``subsample_size``, as ArviZ, ``Predictive`` and ``log_likelihood``
-    need it. It compares equal to the model it wraps, because :class:`numpyro.infer.Gibbs` compares models.
+    need it. Without a key, as in ``log_likelihood``, missing values are not drawn. It compares
+    equal to the model it wraps, because :class:`numpyro.infer.Gibbs` compares models.
     """
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
             msg["value"] = jnp.arange(msg["args"][0])
             msg["args"] = (msg["args"][0], None)
+        elif msg["type"] == "sample" and is_missing(msg) and not handlers_around(handlers.seed):
+            msg["value"] = not_drawn(msg)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = indexable((args, kwargs))

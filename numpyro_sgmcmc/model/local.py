@@ -21,15 +21,16 @@ import numpyro
 from numpyro.distributions import Distribution, biject_to, constraints
 from numpyro.primitives import Messenger, apply_stack
 
+from numpyro_sgmcmc.model.given_values import is_masked
 from numpyro_sgmcmc.model.local_function import PREVIOUS, Conditional, checked_local, is_discrete
 from numpyro_sgmcmc.model.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again, to_plates
-from numpyro_sgmcmc.model.structure import is_masked, moves
+from numpyro_sgmcmc.model.structure import moves
 from numpyro_sgmcmc.model.summed import summed_out
 
 
 def with_local(model: Any, local: Any) -> Any:
     """The model of a potential: the model itself, or the model with local sites drawn by ``local``."""
-    return model if local is None else drawn_locally(summed_out(model), checked_local(local))
+    return model if local is None else drawn_locally(summed_out(model, imputes=True), checked_local(local))
 
 
 def keeps_values(model: Any) -> bool:

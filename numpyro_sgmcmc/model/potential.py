@@ -236,13 +236,13 @@ class ModelPotential:
 
         Sites inside a minibatched plate are left out: they would be N numbers per draw, evaluated at every transition.
         Sites outside that depend on its rows, ``structure.left_out``, are left out too: their values would be those of
-        one minibatch.
+        one minibatch; and so are those that depend on missing values, which have no values.
         """
         constrained = {}
         for name, site in self._trace(z, self.some_rows(), None).items():
             deterministic = (
                 site["type"] == "deterministic"
-                and name not in self.structure.left_out
+                and name not in self.structure.left_out + self.structure.with_missing
                 and not self.plates.keys() & {frame.name for frame in site["cond_indep_stack"]}
             )
             if deterministic or (site["type"] == "sample" and name in z):

@@ -17,9 +17,10 @@ import numpyro
 from numpyro.primitives import Messenger
 
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, follow
+from numpyro_sgmcmc.model.given_values import SiteError
 
 
-class LocalError(ValueError):
+class LocalError(SiteError):
     """An error in a local site; the message names the site."""
 
 

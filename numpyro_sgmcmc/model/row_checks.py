@@ -4,7 +4,10 @@ it must have one log density per row.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+from numpyro_sgmcmc.model.argument_checks import SPARSE_ROWS, sparse_arguments
+from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.model.structure import Site, Structure, has_rows
 from numpyro_sgmcmc.types import Plate
 
@@ -36,6 +39,19 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
             )
 
 
+def check_sparse(cut: Structure, plates: Mapping[str, Plate], args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """
+    :raises ValueError: for a sparse matrix of which each row of a minibatch is looked up among all its elements.
+    """
+    for name in sparse_arguments(args, kwargs):
+        for use in cut.whole:
+            if use.argument.startswith(name) and use.depends & plates.keys():
+                raise ValueError(
+                    f"{name} is a sparse matrix of JAX whose rows are not apart, so every row of a minibatch would be "
+                    f"looked for among all of its elements. {SPARSE_ROWS}"
+                )
+
+
 def check_observations(structure: Structure) -> None:
     """
     :raises ValueError: for an observed site whose values and distribution are combined each with each.
@@ -48,6 +64,21 @@ def check_observations(structure: Structure) -> None:
                 f"{values}, is combined with each element of its distribution, of shape {batch}. {COLUMN}. Give both "
                 "the same shape: column[:, 0]."
             )
+
+
+def check_missing(structure: Structure) -> None:
+    """
+    :raises ValueError: for a site that depends on the missing values of a site with ``obs_mask=``.
+    """
+    for name, site in structure.sites.items():
+        for used in site.uses:
+            if used.startswith(MISSING):
+                raise ValueError(
+                    f"site {name!r} depends on the {used}, which obs_mask= marks. A kernel leaves such values out, "
+                    "because usually nothing depends on them. Draw them for the rows of each minibatch by "
+                    "local=LocalHMC(...), or make them a site of their own: missing = numpyro.sample(...) for the rows "
+                    "without a value, and x.at[where].set(missing)."
+                )
 
 
 def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:

@@ -12,11 +12,12 @@ import jax
 from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
-from numpyro.infer import init_to_sample
+from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
+from numpyro.infer import init_to_sample, init_to_uniform
 
 from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
-from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, codes_of, follow
+from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, Use, codes_of, follow
+from numpyro_sgmcmc.model.given_values import MISSING, is_masked
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.types import Rows
 from numpyro_sgmcmc.utils.compat import ParamShape, local_in_failing_frame, sample_code
@@ -33,7 +34,7 @@ class Site(NamedTuple):
     delta: bool
     factor: bool
     one_number_in: frozenset[str]  # plates over which its log density is one number, repeated
-    uses: frozenset[str] = frozenset()  # plates whose rows its log density depends on
+    uses: frozenset[str] = frozenset()  # plates whose rows its log density depends on, and missing values
     scale: float | None = 1.0  # factor of its log density, that of its plates included; None if it is not one number
     argument: str = ""  # the argument of the model that observed values are elements of
     support: Any = None  # of an observed site without a mask, if its bounds are numbers
@@ -51,7 +52,10 @@ class Structure(NamedTuple):
     in_scan: Mapping[str, tuple[int, int | None]]  # the same for plates inside `scan`
     randomised: bool
     left_out: tuple[str, ...]  # deterministic sites that depend on the rows of a plate but are outside it
+    with_missing: tuple[str, ...]  # deterministic sites outside of these plates that depend on missing values
+    of_all_rows: Mapping[str, tuple[str, int]]  # other deterministic sites with a number for each row of a plate
     lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate, or by data
+    whole: tuple[Use, ...]  # arrays of data that are used without an index
     unequal: Mapping[str, tuple[int, int]]  # plates that are declared twice, with these sizes
 
     @property
@@ -68,7 +72,7 @@ class _Statements(NamedTuple):
     """The statements found by one trace, as plain Python values."""
 
     sites: dict[str, Site]
-    deterministic: dict[str, tuple[str, ...]]  # name -> plates
+    deterministic: dict[str, tuple[frozenset[str], frozenset[int]]]  # name -> plates, lengths of axes without a plate
     frozen: tuple[str, ...]
     has_params: bool
     mutable: tuple[str, ...]
@@ -85,10 +89,13 @@ def outline(
     Traces the model once, abstractly, with the named plates cut to the given lengths.
     """
     chosen = minibatch(model)
-    statements, facts, lookups = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
+    statements, facts, lookups, whole = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
     log_densities, values, observed = facts
     argument = {name: codes_of(fact) for name, (fact,) in observed.items()}
     uses = {name: frozenset().union(*(fact.depends for fact in leaves)) for name, leaves in values.items()}
+    outside = {
+        name: axes for name, (plates, axes) in statements.deterministic.items() if not batch_sizes.keys() & plates
+    }
     return Structure(
         sites={
             name: site._replace(uses=log_densities[name].depends, argument=argument.get(name, ""))
@@ -100,12 +107,16 @@ def outline(
         mutable=statements.mutable,
         in_scan=chosen.in_scan,
         randomised=chosen.randomised,
-        left_out=tuple(
-            name
-            for name, plates in statements.deterministic.items()
-            if uses[name] and not batch_sizes.keys() & set(plates)
-        ),
+        left_out=tuple(name for name in outside if uses[name] & batch_sizes.keys()),
+        with_missing=tuple(name for name in outside if any(used.startswith(MISSING) for used in uses[name])),
+        of_all_rows={
+            name: (plate, chosen.declared[plate][0])
+            for name, axes in outside.items()
+            for plate in batch_sizes
+            if not uses[name] and chosen.declared[plate][0] in axes
+        },
         lookups=tuple(lookups),
+        whole=tuple(whole),
         unequal=chosen.unequal,
     )
 
@@ -116,10 +127,10 @@ def _abstract_run(
     kwargs: Mapping[str, Any],
     batch_sizes: Mapping[str, int],
     transforms: Transforms | None,
-) -> tuple[_Statements, Any, list[Lookup]]:
+) -> tuple[_Statements, Any, list[Lookup], list[Use]]:
     """
     :return: the statements; the facts about log densities, deterministic values, and observed values, by name; the
-        indexed arrays.
+        indexed arrays; those used without an index.
     """
     found: list[_Statements] = []
     shapes, with_traced = without_data(args, kwargs)
@@ -127,7 +138,7 @@ def _abstract_run(
     def run(rows: Rows, arrays: dict[str, jax.Array]) -> Any:
         chosen.rows = rows
         traced_args, traced_kwargs = with_traced(arrays)
-        seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=init_to_sample)
+        seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=_some_value)
         tr = handlers.trace(seeded).get_trace(*traced_args, **traced_kwargs)
         densities = {name: log_density(name, site) for name, site in tr.items() if site["type"] == "sample"}
         # these values are static; the shapes must be read while the tracers exist
@@ -149,6 +160,8 @@ def _abstract_run(
         site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
         if site:
             error.add_note(f"The model fails at site {site!r}.")
+        if isinstance(error, ImportError):
+            error.add_note("The model itself, not the kernel, needs a package that is not installed.")
         if "Indexer must have integer" in str(error):  # by JAX
             error.add_note("An index is not an integer. Pass codes as integers: codes.astype(int).")
         if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
@@ -160,20 +173,33 @@ def _abstract_run(
     inputs += [Fact(argument=name) for name in sorted(shapes)]
     named = named_leaves(args, kwargs)
     name_of = lambda const: next((name for name, x in named if x is const), CLOSED_OVER)  # noqa: E731
-    facts, lookups = follow(closed, inputs, name_of)
-    return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups
+    whole: list[Use] = []
+    facts, lookups = follow(closed, inputs, name_of, whole)
+    return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups, whole
+
+
+def _some_value(site: Any) -> Any:
+    try:
+        return init_to_sample(site)
+    except ImportError:  # NumPyro draws some distributions by another package; their density may not need it
+        return init_to_uniform(site)
 
 
 def log_density(name: str, site: Any) -> jax.Array:
-    """The unscaled log density of a site. If it fails, ``name`` is read from the traceback."""
-    return site["fn"].log_prob(site["value"])
+    """
+    The log density of a site, scaled only by weights of its elements. If it fails, ``name`` is read from the traceback.
+    """
+    density, scale = site["fn"].log_prob(site["value"]), site["scale"]
+    return density if scale is None or not jnp.ndim(scale) else density * scale
 
 
 def _read(tr: Mapping[str, Any], densities: Mapping[str, jax.Array], transforms: Transforms | None) -> _Statements:
     of_type = lambda kind: {name: site for name, site in tr.items() if site["type"] == kind}  # noqa: E731
     return _Statements(
         sites={name: _site(name, site, densities[name], transforms) for name, site in of_type("sample").items()},
-        deterministic={name: tuple(_plates(site)) for name, site in of_type("deterministic").items()},
+        deterministic={
+            name: (frozenset(_plates(site)), _lengths(site)) for name, site in of_type("deterministic").items()
+        },
         frozen=tuple(name for name, site in of_type("param").items() if _is_used(site["value"])),
         has_params=bool(of_type("param")),
         mutable=tuple(of_type("mutable")),
@@ -182,6 +208,12 @@ def _read(tr: Mapping[str, Any], densities: Mapping[str, jax.Array], transforms:
 
 def _arrays(value: Any) -> list[jax.Array]:
     return [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
+
+
+def _lengths(site: Any) -> frozenset[int]:
+    dims = _plates(site).values()
+    shapes = [x.shape for x in _arrays(site["value"])]
+    return frozenset(n for shape in shapes for dim, n in enumerate(shape, -len(shape)) if dim not in dims)
 
 
 def _is_used(value: Any) -> bool:
@@ -234,13 +266,6 @@ def _is_outer(shape: tuple[int, ...], values: tuple[int, ...], own: tuple[int, .
 def moves(support: Any) -> bool:
     """Whether a support may depend on other sites, because one of its bounds is an array."""
     return any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(support))
-
-
-def is_masked(fn: Any) -> bool:
-    """Whether a distribution has a mask."""
-    while fn is not None and not isinstance(fn, MaskedDistribution):
-        fn = getattr(fn, "base_dist", None)
-    return fn is not None
 
 
 def _number(scale: Any) -> float | None:

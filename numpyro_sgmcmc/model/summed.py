@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution
 
+from numpyro_sgmcmc.model.given_values import given_values
 from numpyro_sgmcmc.model.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again
 
 MOST = 1024  # maximal number of elements of the joint support
@@ -32,12 +33,19 @@ def is_marked(msg: Any) -> bool:
 
 @dataclass(frozen=True)
 class summed_out:
-    """The model with its marked sites summed out; the model itself if there are none."""
+    """
+    The model with its marked sites summed out; the model itself if there are none.
+
+    :param fn: model.
+    :param bool imputes: see :class:`~numpyro_sgmcmc.model.given_values.given_values`.
+    """
 
     fn: Any
+    imputes: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         supports: dict[str, np.ndarray] = {}
+        model = given_values(self.fn, self.imputes)
 
         def first_element(name: str, fn: Distribution) -> jax.Array:
             supports[name] = support_of(name, fn)
@@ -45,7 +53,7 @@ class summed_out:
 
         first = FirstRun(is_marked, first_element)
         with first:
-            result = self.fn(*args, **kwargs)
+            result = model(*args, **kwargs)
         if not first.sites:
             return result
         name = next(iter(first.sites))
@@ -58,7 +66,7 @@ class summed_out:
 
         def density(elements: Mapping[str, jax.Array]) -> Any:
             value_of = lambda name, fn: jnp.broadcast_to(elements[name], fn.shape())  # noqa: E731
-            return run_again(self.fn, args, kwargs, first, value_of)
+            return run_again(model, args, kwargs, first, value_of)
 
         check_nothing_else_depends(density, {site: values[0] for site, values in joint.items()}, "summed out")
         total = jax.nn.logsumexp(jax.vmap(lambda e: density(e)[0])(joint), axis=0)

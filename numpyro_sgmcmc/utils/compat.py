@@ -27,11 +27,12 @@ __all__ = [
     "buffer_callback",
     "closed_over_arrays_are_constants",
     "find_valid_initial_params",
+    "handlers_around",
     "is_mapped",
     "jit_is_disabled",
     "local_in_failing_frame",
-    "plates_around",
     "put_run",
+    "rows_of",
     "sample_code",
     "scan_wrapper",
     "stack_level",
@@ -43,9 +44,14 @@ ClosedJaxpr: TypeAlias = core.ClosedJaxpr  # pyright: ignore[reportPrivateImport
 SCAN_INDEX = "_scan_current_index"  # in site["infer"] inside a `scan`: the step, if a value is given for all steps
 
 
-def plates_around() -> list[Any]:
-    """The plates around the current statement of a model."""
-    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+def handlers_around(kind: type) -> list[Any]:
+    """The handlers of a kind around the current statement of a model; plates are handlers, too."""
+    return [handler for handler in _PYRO_STACK if isinstance(handler, kind)]
+
+
+def rows_of(plate: Any) -> jax.Array:
+    """The row numbers of a plate, which it has no public name for. Inside of ``scope`` it has another name."""
+    return plate._indices
 
 
 def bind(eqn: Any, *operands: Any) -> list[Any]:

@@ -1,0 +1,92 @@
+"""Arguments of a model that are no arrays of numbers, and what to pass instead."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.experimental.sparse import BCOO, BCSR
+import numpy as np
+
+_WHOLE_DATA = (
+    ", which cannot be indexed by the rows of a minibatch. A kernel takes its minibatches itself, so pass the whole "
+    "data, as arrays: np.concatenate(list(x)) for batches of them. What does not fit in memory stays on disk: "
+    "OnDisk(x), for a file or a list of blocks of rows."
+)
+SPARSE_ROWS = (
+    "Pass BCOO.fromdense(X, n_batch=1), which holds the elements of each row apart, or two arrays with the values and "
+    "the columns of the elements of each row, filled up with zeros, for (values[rows] * w[columns[rows]]).sum(1); "
+    "docs/howto.md makes both."
+)
+
+
+def sparse_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of the arguments that are sparse matrices of JAX, without a batch axis of rows."""
+    return [
+        name
+        for name, arg in _named(args, kwargs)
+        if isinstance(arg, BCSR) or (isinstance(arg, BCOO) and not arg.n_batch)
+    ]
+
+
+def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """
+    :raises ValueError: for a generator or another iterator, which JAX does not accept among arguments.
+    """
+    for name, arg in _named(args, kwargs):
+        if hasattr(arg, "__next__"):
+            raise ValueError(f"{name} is a {type(arg).__name__}{_WHOLE_DATA}")
+
+
+def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> None:
+    """
+    :param error: with which the model has failed.
+    :raises ValueError: if an argument is the likely cause, because it is no array of numbers.
+    """
+    failure = f"The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    batches = _batches(args, kwargs, str(error))
+    if batches:
+        raise ValueError(f"{batches}{_WHOLE_DATA} {failure}") from error
+    sparse = [name for name, arg in _named(args, kwargs) if isinstance(arg, BCSR)]
+    if sparse:
+        raise ValueError(
+            f"{sparse[0]} is a sparse BCSR matrix, which JAX cannot index by rows. {SPARSE_ROWS} {failure}"
+        ) from error
+    odd = not_an_array(args, kwargs)
+    if odd:
+        raise ValueError(
+            f"{odd}, which cannot be indexed by the rows of a minibatch. Pass an array of numbers: np.asarray(x) for a "
+            "list, x.to_numpy(float) for a column of a data frame, x.toarray() for a sparse matrix, "
+            f"np.unique(x, return_inverse=True)[1] for labels. {failure}"
+        ) from error
+
+
+def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """The first argument that is a list of numbers, of a data frame, a sparse matrix or a non-numeric array."""
+    for name, arg in _named(args, kwargs):
+        if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
+            return f"{name} is an array of dtype {arg.dtype}"
+        numbers = int, float, str, np.generic
+        plain = isinstance(arg, (list, tuple)) and any(isinstance(x, numbers) for x in jax.tree.leaves(arg))
+        if plain or type(arg).__module__.partition(".")[0] in ("pandas", "polars", "scipy"):
+            return f"{name} is a {type(arg).__name__}"
+    return ""
+
+
+def _batches(args: tuple, kwargs: Mapping[str, Any], failure: str) -> str:
+    """The first argument of which a failure speaks by its type, and which is a list of arrays, or a loader."""
+    for name, arg in _named(args, kwargs):
+        kind = type(arg).__name__
+        if kind not in failure and not (
+            isinstance(arg, list) and "scalar index" in failure
+        ):  # as a list says of x[rows]
+            continue
+        if isinstance(arg, list) and arg and all(hasattr(x, "shape") and np.ndim(x) for x in jax.tree.leaves(arg)):
+            return f"{name} is a list of {len(arg)} batches"
+        if hasattr(arg, "__iter__") and not isinstance(arg, (list, tuple, Mapping, str)) and not hasattr(arg, "shape"):
+            return f"{name} is a {kind}"
+    return ""
+
+
+def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f"argument {k}", arg) for k, arg in enumerate(args, 1))
+    yield from ((f"{name}=", arg) for name, arg in kwargs.items())
