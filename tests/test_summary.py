@@ -43,7 +43,6 @@ from numpyro_sgmcmc.diagnostics import data_lines
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, error_of, r_hat, standard_error
 from numpyro_sgmcmc.diagnostics.pictures import plot_noise_spectrum
 from numpyro_sgmcmc.diagnostics.predicted_inflation import Prediction, epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
@@ -51,7 +50,9 @@ from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
 from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+from numpyro_sgmcmc.kernels.remedies import Remedies
 from numpyro_sgmcmc.model.fingerprint import fingerprint
+from numpyro_sgmcmc.utils.monte_carlo import bound, effective, error_of, r_hat, standard_error
 
 CURVATURE, NOISE = np.array([0.5, 1.0, 4.0]), np.array([3.0, 10.0, 20.0])
 rng = np.random.default_rng(3)
@@ -352,7 +353,9 @@ def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, 
     nothing: Any = None
     gradients: Any = SimpleNamespace(values=nothing)
     kernel: Any = SGHMC(regression, **RIGHT)
-    line = data_lines.prediction_lines(kernel, nothing, draws, gradients, nothing, 1.0)["inflation_by_noise"]
+    line = data_lines.prediction_lines(kernel, nothing, draws, gradients, nothing, 1.0, Remedies(False))[
+        "inflation_by_noise"
+    ]
     assert line.verdict == verdict
     assert ("standard error" in line.advice) == (error > 0.15)
 

@@ -19,7 +19,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro_sgmcmc.utils.significance import largest_z_score
 
 BLOCKS = 20  # blocks per chain
-TOGETHER = 256  # number of coordinates whose autocovariances are in memory at once
+TOGETHER = 256  # number of coordinates whose statistics are computed at once
 FEWEST = 8  # smallest number of draws per chain for which a standard error is estimated
 
 
@@ -48,15 +48,10 @@ def effective(x: np.ndarray) -> np.ndarray:
 
     :param x: shape ``(chains, draws, ...)``; with fewer than 4 draws the result is 1.
     """
-    x = np.asarray(x, float)
-    n = x.shape[0] * x.shape[1]
-    if x.shape[1] < 4:
-        return np.ones(x.shape[2:])
-    columns = x.reshape(*x.shape[:2], -1)
-    parts = np.split(columns, range(TOGETHER, columns.shape[-1], TOGETHER), axis=-1)
-    with np.errstate(all="ignore"):
-        found = np.concatenate([effective_sample_size(part) for part in parts], -1).reshape(x.shape[2:])
-    return np.clip(np.nan_to_num(found, nan=n, posinf=n, neginf=1), 1, n)
+    n = np.shape(x)[0] * np.shape(x)[1]
+    if np.shape(x)[1] < 4:
+        return np.ones(np.shape(x)[2:])
+    return np.clip(np.nan_to_num(_in_parts(effective_sample_size, x), nan=n, posinf=n, neginf=1), 1, n)
 
 
 def r_hat(x: np.ndarray) -> np.ndarray:
@@ -66,12 +61,19 @@ def r_hat(x: np.ndarray) -> np.ndarray:
 
     :param x: shape ``(chains, draws, ...)``.
     """
-    x = np.asarray(x, float)
-    if x.shape[1] < 4:
-        return np.ones(x.shape[2:])
+    if np.shape(x)[1] < 4:
+        return np.ones(np.shape(x)[2:])
+    found = np.nan_to_num(_in_parts(split_gelman_rubin, x), nan=np.inf, posinf=np.inf)
+    return np.where(np.ptp(x, axis=(0, 1)) == 0, 1.0, found)
+
+
+def _in_parts(statistic: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarray:
+    """A statistic of each coordinate, of ``TOGETHER`` at a time."""
+    columns = np.reshape(x, (*np.shape(x)[:2], -1))
+    parts = np.split(columns, range(TOGETHER, columns.shape[-1], TOGETHER), axis=-1)
     with np.errstate(all="ignore"):
-        found = np.asarray(split_gelman_rubin(x))
-    return np.where(x.std((0, 1)) == 0, 1.0, np.nan_to_num(found, nan=np.inf, posinf=np.inf))
+        found = [np.asarray(statistic(np.asarray(part, float))) for part in parts]
+    return np.concatenate(found, -1).reshape(np.shape(x)[2:])
 
 
 def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
