@@ -61,6 +61,10 @@ FAULTS = [
     # what a run says about itself
     Fault("linear law: noise in phase", "linear_law", "white - _of_epochs(safe, G, round(epoch)) / epoch", "white",
           "test_summary:reshuffled_noise"),
+    Fault("inflation: noise beside the rows of L", "predicted_inflation", "(lambda g: _along(wide, g) / L)",
+          "(lambda g: g * L)", "test_summary:low_rank"),
+    Fault("inflation: the known noise of x for that of z", "predicted_inflation",
+          "known = np.asarray(wide.variances(known), float) / L**2", "pass", "test_summary:low_rank"),
     Fault("linear law: noise of the step", "linear_law", 'np.einsum("dik,djk->dij", B, B)',
           '1.05 * np.einsum("dik,djk->dij", B, B)', "test_summary:laws_that_are_known"),
     Fault("scores: own coordinates alone", "scores", "mixed = _by_other_half(x, s)", "mixed = s",

@@ -8,12 +8,14 @@ import warnings
 import jax
 from jax import random
 import jax.numpy as jnp
+from laws import with_noise
 import models
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 import pytest
+from scipy.linalg import solve_discrete_lyapunov
 
 from numpyro_sgmcmc import (
     MSGNHT,
@@ -39,9 +41,9 @@ from numpyro_sgmcmc import (
     to_arviz,
     weights,
 )
-from numpyro_sgmcmc.diagnostics import data_lines
+from numpyro_sgmcmc.diagnostics import data_lines, predicted_inflation
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
+from numpyro_sgmcmc.diagnostics.draws import Draws, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.pictures import plot_noise_spectrum
 from numpyro_sgmcmc.diagnostics.predicted_inflation import Prediction, epoch_of, gradient_pairs
@@ -51,7 +53,9 @@ from numpyro_sgmcmc.dynamics.overdamped import Overdamped
 from numpyro_sgmcmc.dynamics.splitting import named
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.kernels.remedies import Remedies
+from numpyro_sgmcmc.model.coordinates import LowRank
 from numpyro_sgmcmc.model.fingerprint import fingerprint
+from numpyro_sgmcmc.types import Evaluation
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, error_of, r_hat, standard_error
 
 CURVATURE, NOISE = np.array([0.5, 1.0, 4.0]), np.array([3.0, 10.0, 20.0])
@@ -124,6 +128,52 @@ def law_maps(dynamics, word, h):
     with jax.enable_x64(True):
         M, _, G = module._maps(dynamics, named(word, dynamics), h, CURVATURE, (), None)
     return np.asarray(M), np.asarray(G)
+
+
+def law_in_x(dynamics, word, h, known, noise, monkeypatch):
+    """Covariance of x for U = |x|^2 / 2 and gradient noise of this covariance, of which NOGIN knows ``known``."""
+    d, integrator = len(known), named(word, dynamics)
+    start = dynamics.informed(dynamics.init(jnp.zeros(d), jnp.zeros(d)), jnp.asarray(known))
+    number = sum(integrator.flows[letter].needs_noise for letter in integrator.word)
+
+    def step(u, e, n):
+        with_noise(monkeypatch, n)
+        of = lambda x: Evaluation(jnp.zeros(()), x + e, ())  # noqa: E731
+        phase = start._replace(z=u[0], momentum=u[1])
+        new, _, _ = integrator.step(dynamics, phase, (), jnp.asarray(h), of, random.key(0))
+        return jnp.concatenate([new.z, new.momentum])
+
+    zeros = jnp.zeros((2, d)), jnp.zeros(d), jnp.zeros((number, d))
+    M, G, B = (np.asarray(x, float).reshape(2 * d, -1) for x in jax.jacobian(step, (0, 1, 2))(*zeros))
+    return solve_discrete_lyapunov(M, B @ B.T + G @ noise @ G.T)[:d, :d]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_inflation_in_low_rank_coordinates(share, monkeypatch):
+    """Noise that is correlated in x and large in z, where L is narrow along it; of its diagonal NOGIN knows a share."""
+    d, h, rng = 12, 0.2, np.random.default_rng(0)
+    V, _ = np.linalg.qr(rng.normal(size=(d, 3)))
+    low_rank = LowRank(np.zeros(d), np.exp(rng.normal(size=d)), V, np.array([0.05, 4.0, 0.3]))
+    with jax.enable_x64(True):
+        L = np.asarray(LowRank(*map(jnp.asarray, low_rank)).matrix())
+        root = rng.normal(size=(d, d))
+        noise = root @ root.T / 4
+        known = share * np.diag(noise)
+        exact = law_in_x(Underdamped(1.0), "NOGIN", h, known, noise, monkeypatch)
+        monkeypatch.undo()
+        total = np.diag(L @ exact @ L.T) / np.diag(L @ L.T) - 1
+        kernel = SGHMC(regression, batch_size=100)
+        axes = np.sqrt(d) * np.linalg.cholesky(L @ L.T).T
+        z = np.concatenate([axes, -axes])  # their covariance is L L^T
+        draws = Draws(z[None], tuple("abcdefghijkl"), tuple("abcdefghijkl"), 0)
+        pairs = np.sqrt(d) * np.linalg.cholesky(np.linalg.inv(L).T @ noise @ np.linalg.inv(L)).T
+        phase = kernel.dynamics.informed(kernel.dynamics.init(jnp.zeros(d), jnp.zeros(d)), jnp.asarray(known))
+        tuning = SimpleNamespace(coordinates=low_rank, step_size=jnp.asarray(h))
+        state: Any = SimpleNamespace(i=jnp.uint32(0), step_size=jnp.asarray(h), phase=phase, tuning=tuning)
+        monkeypatch.setattr(predicted_inflation, "DENSE", 0)
+        of = predicted_inflation.predicted(kernel, state, draws, z[None] @ np.linalg.inv(L @ L.T), pairs, 1.0)
+    assert of is not None and np.ptp(total) > 0.05
+    np.testing.assert_allclose(of.noise + of.step, total, atol=0.01)
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------
