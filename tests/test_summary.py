@@ -56,7 +56,7 @@ from numpyro_sgmcmc.kernels.remedies import Remedies
 from numpyro_sgmcmc.model.coordinates import LowRank
 from numpyro_sgmcmc.model.fingerprint import fingerprint
 from numpyro_sgmcmc.types import Evaluation
-from numpyro_sgmcmc.utils.monte_carlo import bound, effective, error_of, r_hat, standard_error
+from numpyro_sgmcmc.utils.monte_carlo import bound, effective, error_of, r_hat, standard_error, unequal_spread
 
 CURVATURE, NOISE = np.array([0.5, 1.0, 4.0]), np.array([3.0, 10.0, 20.0])
 rng = np.random.default_rng(3)
@@ -192,6 +192,30 @@ def test_standard_errors_of_a_chain_with_memory():
     assert z.max() < bound(1, 4)
     half = np.array([error_of(lambda x: x.mean(0), one) for one in x[:20]])
     assert 0.85 < half.mean() / exact < 1.15
+
+
+def with_memory(kept, shape, rng):
+    """Normal draws of shape ``(chains, draws, ...)``, whose correlation falls by this factor from draw to draw."""
+    chains, draws, *rest = shape
+    z = rng.normal(size=(draws, chains, *rest))
+    for t in range(1, draws):
+        z[t] = kept * z[t - 1] + np.sqrt(1 - kept**2) * z[t]
+    return z.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("chains, draws, kept", [(4, 1000, 0.9), (32, 100, 0.8), (2, 500, 0.5), (4, 400, 0.0)])
+def test_chains_of_like_and_unlike_widths(chains, draws, kept):
+    """
+    Of right chains one set of coordinates in a thousand may be told, also if they are skew: of 40 here at most one.
+    Chains whose sds are .43 to .25, with 200 effective draws together, are told in two of three runs.
+    """
+    z = with_memory(kept, (chains, draws, 1600), np.random.default_rng(0))
+    for x in (z, np.exp(z)):
+        assert sum(unequal_spread(part).any() for part in np.split(x, 40, -1)) <= 1
+    if chains == 4:
+        sds = np.array([0.43, 0.3, 0.28, 0.25])[:, None, None]
+        found = np.array([unequal_spread(part)[0] for part in np.split(z * sds, 40, -1)])
+        assert (found > 0.1).mean() > 0.4
 
 
 def test_few_effective_draws_show_little():

@@ -19,7 +19,7 @@ from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.tuning.tuner import Tuning
 from numpyro_sgmcmc.types import Thermostatted
-from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat, unequal_spread
 from numpyro_sgmcmc.utils.significance import VARIANCE, worst
 
 OTHER_LINES = {
@@ -126,6 +126,18 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
         f"averages are not accurate: {use.mixing}.",
         {"where": names[fewest]},
     )
+    if len(z) > 1:
+        spread = unequal_spread(z)
+        widest = int(np.argmax(spread))
+        lines["spread"] = Line(
+            "mixing (not correctness): widths of the chains",
+            float(spread[widest]),
+            f"{spread[widest]:.0%} apart at {names[widest]}" if spread[widest] else "no significant difference",
+            f"<= {VARIANCE[0]:.0%}",
+            "doubtful" if spread[widest] > VARIANCE[0] else "ok",
+            f"the standard deviations of the chains differ, so that of all draws is not known: {use.mixing}.",
+            {"where": names[widest]},
+        )
     limit = state.tuning.score_limit if isinstance(state.tuning, Tuning) else np.inf
     for doubt in doubts(monitor, z.shape[-1], limit, float(R[worst_R]) if enough else None):
         line = lines.get(doubt.line, Line(*OTHER_LINES.get(doubt.line, (doubt.line, None, "see below"))))

@@ -147,7 +147,7 @@ def predicted(
         leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(phase.auxiliary)])
         known = leaves if kernel._chain.tuned else leaves * L**2
         if wide is not None:
-            known = np.asarray(wide.variances(known), float) / L**2
+            known = np.asarray(wide.variances(jnp.asarray(known)), float) / L**2
         known = known if modes is None else known @ modes**2
     zero = np.zeros_like(s2)
     thermostat = _balance(dynamics, h, s2)
@@ -186,7 +186,7 @@ def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> n
     if kernel._chain.tuned:
         coordinates = state.tuning.coordinates
         if isinstance(coordinates, LowRank):  # the lengths of its rows: a matrix would be too large
-            return np.sqrt(np.asarray(coordinates.variances(np.ones(len(coordinates.width))), float))
+            return np.sqrt(np.asarray(coordinates.variances(jnp.ones_like(coordinates.width)), float))
         return np.asarray(coordinates.scale, float)
     mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if not isinstance(mass, Mapping):

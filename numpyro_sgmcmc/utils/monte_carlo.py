@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from scipy.special import fdtri  # a dependency of jax
 
-from numpyro_sgmcmc.utils.significance import largest_z_score
+from numpyro_sgmcmc.utils.significance import FALSE_ALARMS, largest_z_score
 
 BLOCKS = 20  # blocks per chain
 TOGETHER = 256  # number of coordinates whose statistics are computed at once
+OF_EACH = 25  # effective draws of each chain that are needed to compare their widths
 FEWEST = 8  # smallest number of draws per chain for which a standard error is estimated
 
 
@@ -87,6 +89,31 @@ def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
     """
     freedom = np.maximum(np.minimum(BLOCKS * chains, np.asarray(ess) / 2) - 1, 2)
     return largest_z_score(tests, freedom)
+
+
+def unequal_spread(x: np.ndarray) -> np.ndarray:
+    """
+    The relative standard deviation, over the chains, of their mean distance from the median of all draws, where that is
+    significant, else 0. R-hat compares means only. The test is one of equal means (F) with the standard errors above.
+    The limit is exceeded in the worst coordinate of right chains with probability ``FALSE_ALARMS``.
+
+    :param x: shape ``(chains, draws, coordinates)``, of at least two chains.
+    """
+    chains, _, d = x.shape
+    found = np.zeros(d)
+    for first in range(0, d, TOGETHER):
+        part = np.asarray(x[..., first : first + TOGETHER], float)
+        away = np.abs(part - np.median(part, (0, 1)))
+        means, errors = away.mean(1), np.stack([standard_error(one[None]) for one in away])
+        ess = sum(effective(one[None]) for one in away)  # of chains that may differ
+        freedom = np.maximum(np.minimum(BLOCKS * chains, ess / 2) - chains, 2)
+        limit = fdtri(chains - 1, freedom, 1 - FALSE_ALARMS / d)
+        with np.errstate(all="ignore"):
+            spread = np.nan_to_num(means.std(0, ddof=1) / means.mean(0))
+            certain = means.var(0, ddof=1) > limit * (errors**2).mean(0)
+            certain &= effective(part) >= OF_EACH * chains  # standard errors of shorter chains are too small
+        found[first : first + TOGETHER] = np.where(certain, spread, 0)
+    return found
 
 
 def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int = BLOCKS) -> Any:
