@@ -52,8 +52,8 @@ def score_lines(draws: Draws, found: Gradients, remedy: str) -> dict[str, Line]:
             f"not finite in {wrong.mean():.1%} of draws",
             "finite",
             "wrong",
-            f"either the draws are so far away that the gradient overflows: {remedy}; or rows that no step has used are "
-            "not finite or outside the support of their distribution.",
+            f"either the draws are so far away that the gradient overflows: {remedy}; or rows that no step has used "
+            "are not finite or outside the support of their distribution.",
         )
         return lines
     of = identities(draws.z, found.values)
