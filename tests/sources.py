@@ -142,7 +142,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("make, options", CASES)
-@pytest.mark.filterwarnings("ignore:the (draws are doubtful|kinetic temperature)")
+@pytest.mark.filterwarnings("ignore:the draws are")
 @pytest.mark.optimised
 def test_draws_are_bit_for_bit_those_in_memory(make, options, tmp_path, in_memory, small_blocks):  # noqa: F811
     on_disk = draws(run((OnDisk(make(tmp_path / "x")), Y), **options))

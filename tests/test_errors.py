@@ -537,7 +537,7 @@ def test_chains_that_stand_still_are_reported_together(chain_method):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(kernel, num_chains=3, chain_method=chain_method)
-    assert [str(w.message)[:19] for w in caught if "refused" in str(w.message)] == ["3 of 3 chains (0, 1"]
+    assert [str(w.message)[21:40] for w in caught if "refused" in str(w.message)] == ["3 of 3 chains (0, 1"]
 
 
 def test_the_state_counts_refusals_under_a_map_of_the_users_own():

@@ -30,8 +30,8 @@ from numpyro_sgmcmc import (
 )
 from numpyro_sgmcmc.diagnostics.continued_chains import altered, last_states, potential_of
 from numpyro_sgmcmc.diagnostics.draws import on_model, unconstrained_draws
-from numpyro_sgmcmc.diagnostics.monte_carlo import standard_error
 from numpyro_sgmcmc.diagnostics.step_halving import order
+from numpyro_sgmcmc.utils.monte_carlo import standard_error
 
 X = models.ROWS.astype(np.float32)
 MEAN, VARIANCE = models.gaussian_posterior(X)

@@ -127,7 +127,7 @@ given = partial(dict, step_size=1e-3, steps_per_sample=8)
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*reads its rows one by one")
-@pytest.mark.filterwarnings("ignore:the (draws are doubtful|kinetic temperature)")
+@pytest.mark.filterwarnings("ignore:the draws are")
 @pytest.mark.optimised  # what users run
 @pytest.mark.every(4)
 def test_draws_are_those_of_arrays_in_memory(on_disk, small_blocks, options, request):

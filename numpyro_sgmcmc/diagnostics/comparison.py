@@ -16,9 +16,11 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws
-from numpyro_sgmcmc.diagnostics.kept_lines import MIXED, UNCERTAIN
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, r_hat, standard_error
-from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded
+from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN
+from numpyro_sgmcmc.diagnostics.table import Line, Summary
+from numpyro_sgmcmc.kernels.run_checks import MIXED
+from numpyro_sgmcmc.utils.monte_carlo import bound, effective, r_hat, standard_error
+from numpyro_sgmcmc.utils.significance import ORDER, graded
 
 QUANTILES = (0.05, 0.5, 0.95)
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15), "quantile": (0.15, 0.4)}  # doubtful, wrong

@@ -36,9 +36,9 @@ from numpyro_sgmcmc.diagnostics.draws import (
     on_model,
     unconstrained_draws,
 )
-from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST
+from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
-from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary
+from numpyro_sgmcmc.diagnostics.table import Line, Summary
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
@@ -46,6 +46,8 @@ from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.coordinates import unraveler
 from numpyro_sgmcmc.model.local import keeps_values
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST
+from numpyro_sgmcmc.utils.significance import ORDER
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 
 CLOSE, FAR = 0.1, 0.15  # in sds: upper bounds up to CLOSE are ok, lower bounds above FAR are wrong
@@ -185,7 +187,7 @@ def couple(
     y = go_on(partner, partners, model_args, model_kwargs, total, rng_key)[:, left_out:]
     names, sites = coordinate_names(potential.prototype)
     shapes = {site: potential.prototype[site].shape for site in dict.fromkeys(sites)}
-    return _bounds(x, y, names, np.asarray(sites), shapes)
+    return _bounds(x, y, names, np.asarray(sites), shapes, remedies_of(kernel, state).quiet)
 
 
 def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, gradient_states: list) -> tuple:
@@ -201,7 +203,7 @@ def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, g
     return partner, changed
 
 
-def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shapes: dict) -> Coupled:
+def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shapes: dict, remedy: str) -> Coupled:
     bound, lower, joint = distances(x, y)
     sd = np.maximum(y.std((0, 1)), 1e-300)
     bound, lower = np.nan_to_num(bound / sd, nan=np.inf), np.nan_to_num(lower / sd, nan=np.inf)
@@ -217,8 +219,7 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
             f"{lower[worst]:.3f} to {bound[worst]:.3f} at {names[worst]}",
             f"<= {CLOSE}",
             max(verdicts, key=ORDER.index),
-            "upper bound of the effect of minibatch noise on the draws, in sds. Use larger batches, a smaller "
-            "step_size, or gradient=ControlVariate(find_mode(...)).",
+            f"upper bound of the effect of minibatch noise on the draws, in sds. Use {remedy}.",
             {"bound": by_site[site], "lower": lower_by_site[site]},
         )
     found = Coupled("Distance to the draws with exact gradients, in sds", lines)

@@ -10,21 +10,23 @@ from typing import Any
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws
-from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN, VARIANCE, remedy_of, temperature_line
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective
+from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN, temperature_line
 from numpyro_sgmcmc.diagnostics.predicted_inflation import predicted
 from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
-from numpyro_sgmcmc.diagnostics.table import ORDER, Line, graded
+from numpyro_sgmcmc.diagnostics.table import Line
+from numpyro_sgmcmc.kernels.remedies import Remedies
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import SGMCMCState
 from numpyro_sgmcmc.tuning.schedules import Constant
+from numpyro_sgmcmc.utils.monte_carlo import bound, effective
+from numpyro_sgmcmc.utils.significance import ORDER, VARIANCE, graded
 
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 
 
 def score_lines(draws: Draws, found: Gradients, remedy: str) -> dict[str, Line]:
     """
-    :param remedy: see :func:`~numpyro_sgmcmc.diagnostics.kept_lines.remedy_of`.
+    :param remedy: what makes the draws more accurate.
     """
     rows = "all rows" if found.whole else f"{found.rows} fresh rows"
     bits = f", {', '.join(found.widened)} in 32 bits" if found.widened else ""
@@ -50,7 +52,8 @@ def score_lines(draws: Draws, found: Gradients, remedy: str) -> dict[str, Line]:
             f"not finite in {wrong.mean():.1%} of draws",
             "finite",
             "wrong",
-            "look for data that are not finite, or outside the support of their distribution.",
+            f"either the draws are so far away that the gradient overflows: {remedy}; or rows that no step has used "
+            "are not finite or outside the support of their distribution.",
         )
         return lines
     of = identities(draws.z, found.values)
@@ -152,7 +155,7 @@ def _identity(
         }
     advice = (
         f"{effect.format(shifted[int(np.argmax(certain))])} at {draws.names[int(np.argmax(certain))]}, to first order: "
-        f"{remedy}; more warm-up; LocScaleReparam for a funnel; step_halving(mcmc, key, ...) shows more."
+        f"{remedy}; step_halving(mcmc, key, ...) shows more."
     )
     shown = f"{effect.format(shifted[worst])[4:].replace(' is', '')} (+- {mixed_error[worst]:.2g})"
     if both[worst] <= limit[worst]:
@@ -179,7 +182,13 @@ def _identity(
 
 
 def prediction_lines(
-    kernel: SGMCMC, state: SGMCMCState, draws: Draws, found: Gradients, pairs: np.ndarray, epoch: float
+    kernel: SGMCMC,
+    state: SGMCMCState,
+    draws: Draws,
+    found: Gradients,
+    pairs: np.ndarray,
+    epoch: float,
+    use: Remedies,
 ) -> dict[str, Line]:
     of = predicted(kernel, state, draws, found.values, pairs, epoch)
     if of is None:
@@ -187,10 +196,8 @@ def prediction_lines(
     lines = {}
     at = "" if isinstance(kernel.schedule, Constant) else ", at the mean step size"
     advice = {
-        "noise": f"minibatch noise increases the variance of the draws: {remedy_of(kernel)}"
-        + ("." if kernel._chain.tuned else '; or integrator="NOGIN".'),
-        "step": "the step is too large for the integrator: "
-        + ("a larger num_warmup, or a step_size of your own." if kernel._chain.tuned else "a smaller step_size."),
+        "noise": f"minibatch noise increases the variance of the draws: {use.quiet}.",
+        "step": f"the step is too large for the integrator: {use.stable}.",
     }
     for key, words in (("noise", "minibatch noise"), ("step", "the step size")):
         inflation = getattr(of, key)
@@ -205,7 +212,7 @@ def prediction_lines(
             verdict = "doubtful"
             way_out = (
                 f"its standard error is {error.max():.0%} at {draws.names[int(np.argmax(error))]}, which is too large "
-                "for a verdict: larger batches, or a smaller step_size."
+                f"for a verdict: {use.quiet}."
             )
         lines[f"inflation_by_{key}"] = Line(
             f"inflation predicted from {words}" + (", reshuffled" if key == "noise" and epoch >= 2 else "") + at,
@@ -226,7 +233,7 @@ def prediction_lines(
         ("unstable", "near its limit", "stable")[of.stable],
         "at 1.25 h as well",
         ("wrong", "doubtful", "ok")[of.stable],
-        "the step is close to the stability limit of the narrowest direction, or beyond it: a smaller step_size, or an "
-        "inverse_mass_matrix.",
+        "the step is close to the stability limit of the narrowest direction, or beyond it: "
+        f"{use.stable if use.tuned else use.stable + ', or an inverse_mass_matrix'}.",
     )
     return lines

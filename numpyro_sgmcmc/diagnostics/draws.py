@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.kernels.tempered import Tempered
@@ -23,6 +22,7 @@ from numpyro_sgmcmc.kernels.tuned import axes_of_chains
 from numpyro_sgmcmc.model.compiled import compiled
 from numpyro_sgmcmc.model.coordinates import raveled, unraveler
 from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 from numpyro_sgmcmc.utils.validation import check_mcmc, checked_count
 
 TOGETHER = 8  # number of draws at which gradients are evaluated at once

@@ -9,27 +9,32 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import latent_draws, numbers_of_rows
-from numpyro_sgmcmc.diagnostics.monte_carlo import FEWEST, bound, effective, r_hat, standard_error
-from numpyro_sgmcmc.diagnostics.table import Line, graded, plain
-from numpyro_sgmcmc.kernels.run_checks import LONG, STUCK, beyond_chance, known_temperatures, long_steps
-from numpyro_sgmcmc.kernels.settings import settings
+from numpyro_sgmcmc.diagnostics.table import Line, plain
+from numpyro_sgmcmc.kernels.monitor import Monitor
+from numpyro_sgmcmc.kernels.remedies import Remedies
+from numpyro_sgmcmc.kernels.run_checks import LONG, MIXED, OFF, SELDOM, known_temperatures, verdict_on_one
+from numpyro_sgmcmc.kernels.run_doubts import doubts
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.types import Thermostatted
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat, unequal_spread
+from numpyro_sgmcmc.utils.significance import VARIANCE, worst
 
+OTHER_LINES = {
+    "energy": ("energy", None, "falls"),
+    "data": ("data", None, "changed"),
+}  # that a summary has only if they are not ok
 UNCERTAIN = 0.15  # a larger standard error is too large for a verdict
-VARIANCE = 0.1, 0.3  # a relative error: doubtful, wrong
-MIXED, APART = 1.1, 1.5  # R-hat
 FEW = 100  # effective draws
-SMALLER = "a smaller step_size, larger batches, or gradient=ControlVariate(find_mode(...))"
-LONGER = "a larger num_warmup or batch_size, or other parameters of the model (numpyro.infer.reparam)"
 
 
-def remedy_of(kernel: SGMCMC) -> str:
-    """What makes the draws more accurate; not a smaller step size, if the warm-up has chosen it."""
-    return LONGER if kernel._chain.tuned else SMALLER
+def remedies_of(kernel: SGMCMC, state: SGMCMCState) -> Remedies:
+    """What the user of this run may change."""
+    if not isinstance(state.tuning, Tuning):
+        return Remedies(False)
+    return Remedies(True, bool(np.any(np.asarray(state.tuning.variance))))
 
 
 def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | None) -> dict[str, Line]:
@@ -84,38 +89,33 @@ def _step_size(h: np.ndarray, shown: str) -> Line:
 
 
 def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, names: list[str]) -> dict[str, Line]:
+    """Their verdicts are those of :func:`~numpyro_sgmcmc.kernels.run_doubts.doubts`, or worse."""
     monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
-    lines = {"refused": _refused(mcmc, monitor, z)}
+    use = remedies_of(kernel, state)
+    lines = {"refused": _refused(monitor, z, use)}
     T = known_temperatures(monitor.temperature)
-    if not np.isnan(T).all():
-        lines["kinetic_temperature"] = temperature_line("kinetic temperature", T, remedy_of(kernel), z.shape[-1])
+    if T.size:
+        lines["kinetic_temperature"] = temperature_line("kinetic temperature", T, use.accurate, z.shape[-1])
     jump = np.asarray(monitor.jump, float)
     if jump.any():  # it is 0 for dynamics with a momentum
-        late = jump[:, jump.shape[1] // 2 :]
-        lines["squared_steps"] = Line(
-            "squared steps over those of the noise",
-            float(late.mean()),
-            f"{late.mean():.3g}",
-            f"<= {LONG:g}",
-            "doubtful" if long_steps(jump, z.shape[-1]) else "ok",
-            f"the gradients, or their minibatch noise, increase the variance of the draws: {remedy_of(kernel)}.",
-        )
+        late = float(jump[:, jump.shape[1] // 2 :].mean())
+        lines["squared_steps"] = Line("squared steps over those of the noise", late, plain(late), f"<= {LONG:g}", "ok")
     if isinstance(kernel.dynamics, Thermostatted):
         lines["thermostat"] = _thermostat(mcmc, kernel, state)
-    lines |= _warm_up(mcmc, state)
+    if isinstance(state.tuning, Tuning):
+        lines |= _warm_up(state.tuning)
     with np.errstate(invalid="ignore"):
         R, n = r_hat(z), effective(z)
-    worst, fewest = int(np.argmax(R)), int(np.argmin(n))
-    mixed = "longer chains, a larger steps_per_sample, or init_params=find_mode(...); perhaps there are several modes"
+    worst_R, fewest = int(np.argmax(R)), int(np.argmin(n))
     enough = z.shape[1] >= FEWEST  # R-hat of fewer draws is large by chance
     lines["r_hat"] = Line(
         "mixing (not correctness): R-hat",
-        float(R[worst]),
-        f"{R[worst]:.3f} at {names[worst]}" + ("" if enough else ", of too few draws"),
+        float(R[worst_R]),
+        f"{R[worst_R]:.3f} at {names[worst_R]}" + ("" if enough else ", of too few draws"),
         f"<= {MIXED}",
-        graded(R[worst], MIXED, APART) if enough else "doubtful",
-        f"the chains are not in the same region: {mixed}.",
-        {"where": names[worst]},
+        "ok" if enough else "doubtful",
+        f"chains of so few draws cannot be compared: {use.mixing}.",
+        {"where": names[worst_R]},
     )
     lines["ess"] = Line(
         "mixing (not correctness): effective draws",
@@ -123,24 +123,39 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
         f"{n[fewest]:.0f} at {names[fewest]}",
         f">= {FEW}",
         "ok" if n[fewest] >= FEW else "doubtful",
-        f"averages are not accurate: {mixed}.",
+        f"averages are not accurate: {use.mixing}.",
         {"where": names[fewest]},
     )
+    if len(z) > 1:
+        spread = unequal_spread(z)
+        widest = int(np.argmax(spread))
+        lines["spread"] = Line(
+            "mixing (not correctness): widths of the chains",
+            float(spread[widest]),
+            f"{spread[widest]:.0%} apart at {names[widest]}" if spread[widest] else "no significant difference",
+            f"<= {VARIANCE[0]:.0%}",
+            "doubtful" if spread[widest] > VARIANCE[0] else "ok",
+            f"the standard deviations of the chains differ, so that of all draws is not known: {use.mixing}.",
+            {"where": names[widest]},
+        )
+    limit = state.tuning.score_limit if isinstance(state.tuning, Tuning) else np.inf
+    for doubt in doubts(monitor, z.shape[-1], limit, float(R[worst_R]) if enough else None):
+        line = lines.get(doubt.line, Line(*OTHER_LINES.get(doubt.line, (doubt.line, None, "see below"))))
+        verdict = worst(line.verdict, doubt.verdict)
+        lines[doubt.line] = line._replace(verdict=verdict, advice=f"{doubt.found}. {doubt.remedy}.")
     return lines
 
 
-def _refused(mcmc: MCMC, monitor: Any, z: np.ndarray) -> Line:
-    diverging = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["diverging"])
-    share, in_a_row = float(diverging.mean()), int(np.asarray(monitor.refused).max())
+def _refused(monitor: Monitor, z: np.ndarray, use: Remedies) -> Line:
+    share, in_a_row = float(monitor.diverging.mean()), int(monitor.refused.max())
     still = int((np.ptp(z, axis=1) == 0).all(-1).sum()) if z.shape[1] > 1 else 0
-    wrong = still or in_a_row >= STUCK or share > 0.2
     return Line(
         "draws with a refused step",
         share,
         f"{share:.2%}" + (f", {still} chains stand still" if still else ""),
-        "<= 1 %",
-        "wrong" if wrong else graded(share, 0.01, 0.2),
-        "steps led to values that are not finite or out of the support: use a smaller step_size, or check the data.",
+        f"<= {SELDOM:.0%}",
+        "wrong" if still else "ok",
+        f"chains do not move: {use.stable}.",
         {"in_a_row": in_a_row, "standing_still": still},
     )
 
@@ -150,16 +165,14 @@ def temperature_line(name: str, T: np.ndarray, remedy: str, coordinates: int | N
     A deviation from 1 that is not significant is doubtful only if the standard error is too large for a verdict.
 
     :param T: temperatures, whose mean should be 1, shape ``(chains, draws)``.
-    :param remedy: see :func:`remedy_of`.
+    :param remedy: what makes the draws more accurate.
     :param coordinates: number of coordinates, if T is their kinetic temperature.
     :param least: lower bound of the standard error.
     """
-    mean, error = float(T.mean()), max(float(standard_error(T)), least)
-    off = abs(mean - 1)
-    verdict = graded(off, *VARIANCE)
-    beyond = coordinates is not None and beyond_chance(T, coordinates, VARIANCE[0])
-    if off <= bound(1, len(T), effective(T)) * error and not beyond:
-        verdict = "doubtful" if error > UNCERTAIN and verdict != "ok" else "ok"
+    mean = float(T.mean())
+    verdict, error = verdict_on_one(T, coordinates, least)
+    if verdict == "ok" and error > UNCERTAIN and abs(mean - 1) > VARIANCE[0]:
+        verdict = "doubtful"
     return Line(
         name,
         mean,
@@ -167,7 +180,7 @@ def temperature_line(name: str, T: np.ndarray, remedy: str, coordinates: int | N
         f"1 +- {VARIANCE[0]}",
         verdict,
         f"the draws are too {'wide' if mean > 1 else 'narrow'}, or the chains have not converged from a distant start: "
-        f"{remedy}, or more warm-up.",
+        f"{remedy}.",
         {"error": error},
     )
 
@@ -182,29 +195,22 @@ def _thermostat(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState) -> Line:
     return Line("thermostat minus D: the noise that it balances", absorbed, plain(absorbed) + of)
 
 
-def _warm_up(mcmc: MCMC, state: SGMCMCState) -> dict[str, Line]:
+def _warm_up(tuning: Tuning) -> dict[str, Line]:
     """The results of the warm-up, for a kernel without a given step size."""
-    if not isinstance(state.tuning, Tuning):
-        return {}
-    found = settings(mcmc)
-    worst = {name: float(np.max(score)) for name, score in found["scores"].items()}
-    z = max(worst["gradient"], worst["virial"])
-    checked = worst["r_hat"] > 0
-    limit = state.tuning.score_limit
-    red = checked and not (z <= limit and worst["r_hat"] <= MIXED)
-    inflation = float(np.max(found["predicted_inflation"]))
+    scores = {name: float(np.max(score)) for name, score in tuning.scores._asdict().items()}
+    z, R = np.maximum(scores["gradient"], scores["virial"]), scores["r_hat"]
+    checked = bool(np.any(tuning.scores))
+    inflation = float(np.max(tuning.inflation))
     return {
         "warm_up": Line(
             "check at the end of the warm-up",
-            z,
-            f"z = {z:.1f}, R-hat = {worst['r_hat']:.2f}" if checked else "too short for one",
-            f"z <= {limit:.1f}, R-hat <= {MIXED}" if checked else "",
-            ("doubtful" if red else "ok") if checked else "",
-            "perhaps the model is hierarchical (centre groups with many rows, non-centre those with few), the "
-            "posterior has several modes, or num_warmup was too small.",
-            worst,
+            float(z),
+            f"z = {z:.1f}, R-hat = {R:.2f}" if checked else "too short for one",
+            f"z <= {tuning.score_limit:.1f}, R-hat <= {MIXED}" if checked else "",
+            "ok" if checked else "",
+            details=scores,
         ),
         "tuned_inflation": Line(
-            "inflation that the warm-up predicts", inflation, f"{inflation:.1%}", "<= 10 %", graded(inflation, 0.1, 0.3)
+            "inflation that the warm-up predicts", inflation, f"{inflation:.1%}", f"<= {OFF:.0%}", "ok"
         ),
     }

@@ -32,8 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws, on_model, states_of, unravel_of
-from numpyro_sgmcmc.diagnostics.kept_lines import VARIANCE
-from numpyro_sgmcmc.diagnostics.table import Line, graded
+from numpyro_sgmcmc.diagnostics.table import Line
 from numpyro_sgmcmc.gradients.local_tables import read
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
@@ -42,7 +41,7 @@ from numpyro_sgmcmc.model.local import drawn_locally, keeps_values
 from numpyro_sgmcmc.model.local_record import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import independent_rows
-from numpyro_sgmcmc.utils.significance import largest_z_score
+from numpyro_sgmcmc.utils.significance import VARIANCE, graded, largest_z_score
 
 PLACES = 100  # draws of the run, each with a minibatch of its own
 VISITS = 40  # at most so many visits to a row with a stored value

@@ -6,9 +6,10 @@ The posterior is approximated by a normal, whose precision is estimated from the
 .. math:: \Lambda = \Sigma^{-1} E[(z - m) \nabla U^T],
 
 which is correct even if the draws are too wide or too narrow. In the coordinates of the dynamics, where the mass is 1,
-its eigenvectors are the modes. Each mode has its curvature and its variance of the gradient noise, estimated by half
-the squared difference of two minibatch gradients. :mod:`~numpyro_sgmcmc.diagnostics.linear_law` computes the variance
-of each mode.
+its eigenvectors are the modes. With many coordinates, each coordinate of z is a mode of its own. Its direction in x is
+its row of L, so its gradient noise is that of its component of :math:`L L^T \nabla U`. Each mode has its curvature and
+its variance of the gradient noise, estimated by half the squared difference of two minibatch gradients.
+:mod:`~numpyro_sgmcmc.diagnostics.linear_law` computes the variance of each mode.
 """
 
 from collections.abc import Mapping
@@ -17,11 +18,11 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, on_model, states_of, unravel_of
+from numpyro_sgmcmc.diagnostics.draws import TOGETHER, Draws, at_draws, on_model, states_of, unravel_of
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
@@ -130,8 +131,9 @@ def predicted(
     if np.isnan(raveled(dynamics.inflation(phase, one.step_size, jax.tree.map(jnp.ones_like, phase.z)))).any():
         return None
     L = _scale(kernel, dynamics, one, draws)
+    wide = one.tuning.coordinates if kernel._chain.tuned and isinstance(one.tuning.coordinates, LowRank) else None
     dense = L.ndim == 2
-    into = (lambda g: g @ L) if dense else (lambda g: g * L)
+    into = (lambda g: g @ L) if dense else (lambda g: g * L) if wide is None else (lambda g: _along(wide, g) / L)
     away = draws.flat - draws.flat.mean(0)
     y = np.linalg.solve(L, away.T).T if dense else away / L
     g, e = into(gradients.reshape(y.shape)), into(pairs)
@@ -144,6 +146,8 @@ def predicted(
     if word.needs_variance:
         leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(phase.auxiliary)])
         known = leaves if kernel._chain.tuned else leaves * L**2
+        if wide is not None:
+            known = np.asarray(wide.variances(jnp.asarray(known)), float) / L**2
         known = known if modes is None else known @ modes**2
     zero = np.zeros_like(s2)
     thermostat = _balance(dynamics, h, s2)
@@ -181,15 +185,22 @@ def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> n
     """L in z = c + L y, where y has unit mass: a matrix or a diagonal."""
     if kernel._chain.tuned:
         coordinates = state.tuning.coordinates
-        if isinstance(coordinates, LowRank):  # a diagonal with the same widths: a matrix would be too large
-            along = np.asarray(coordinates.factors) ** 2 - 1
-            return np.asarray(coordinates.width) * np.sqrt(1 + np.asarray(coordinates.vectors) ** 2 @ along)
+        if isinstance(coordinates, LowRank):  # the lengths of its rows: a matrix would be too large
+            return np.sqrt(np.asarray(coordinates.variances(jnp.ones_like(coordinates.width)), float))
         return np.asarray(coordinates.scale, float)
     mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if not isinstance(mass, Mapping):
         return np.full(draws.z.shape[-1], math.sqrt(float(mass)))
     full = {name: np.broadcast_to(np.asarray(mass[name], float), np.shape(x)) for name, x in state.z.items()}
     return np.sqrt(np.concatenate([full[name].ravel() for name in sorted(full)]))
+
+
+def _along(coordinates: LowRank, gradients: np.ndarray) -> np.ndarray:
+    """L L^T g for each gradient, which are along axis 0; in double precision."""
+    with jax.enable_x64(True):
+        exact = LowRank(*(jnp.asarray(part, float) for part in coordinates))
+        both = lambda g: exact.times(exact.pull_back(g))  # noqa: E731
+        return np.asarray(lax.map(both, jnp.asarray(gradients, float), batch_size=TOGETHER))
 
 
 def _modes(y: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

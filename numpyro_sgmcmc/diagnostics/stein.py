@@ -30,9 +30,10 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, unconstrained_draws
-from numpyro_sgmcmc.diagnostics.monte_carlo import effective, standard_error
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.diagnostics.table import Line, Summary, graded
+from numpyro_sgmcmc.diagnostics.table import Line, Summary
+from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
+from numpyro_sgmcmc.utils.significance import graded
 
 CHUNK = 256  # number of draws whose kernels with all others are in memory at once
 DENSE = 300  # with more coordinates, only their scales are standardised

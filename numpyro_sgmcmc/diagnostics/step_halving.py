@@ -25,10 +25,12 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.continued_chains import altered, go_on, last_states, last_step, potential_of
 from numpyro_sgmcmc.diagnostics.draws import checked_run, coordinate_names, latent_draws
-from numpyro_sgmcmc.diagnostics.monte_carlo import bound, effective, standard_error
-from numpyro_sgmcmc.diagnostics.table import ORDER, Line, Summary, graded, plain
+from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
+from numpyro_sgmcmc.diagnostics.table import Line, Summary, plain
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.schedules import Constant
+from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
+from numpyro_sgmcmc.utils.significance import ORDER, graded
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
@@ -115,7 +117,7 @@ def step_halving(
         runs.append(go_on(changed, begun, model_args, model_kwargs, left_out + kept, key)[:, left_out:])
     names, sites = coordinate_names(potential.prototype)
     shapes = {site: potential.prototype[site].shape for site in dict.fromkeys(sites)}
-    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes)
+    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes, remedies_of(kernel, state).accurate)
     what = "half the step size" if vary == "step_size" else "twice the batch"
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
@@ -157,7 +159,7 @@ def _share_of_noise(plates: Any) -> float:
     return 2 * (1 - share)
 
 
-def _compared(coarse, fine, factor, names, sites, shapes) -> dict[str, Line]:
+def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, Line]:
     sd = np.maximum(fine.std((0, 1)), 1e-300)
     found = {}
     for name, of in (("mean", lambda z: z), ("sd", _widths)):
@@ -194,7 +196,7 @@ def _compared(coarse, fine, factor, names, sites, shapes) -> dict[str, Line]:
             f"{bias:.3f} +- {uncertain:.3f}, {where}",
             f"mean .1, sd .05, or within {most:.1f} standard errors of 0",
             verdict,
-            "a smaller step_size or larger batches."
+            f"{remedy}."
             if abs(bias) > most * uncertain
             else "the standard error is too large to tell: a larger num_samples.",
             details | {"bias": bias},

@@ -32,7 +32,7 @@ from numpyro_sgmcmc.diagnostics.draws import (
     posterior_draws,
     unconstrained_draws,
 )
-from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines, remedy_of
+from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines, remedies_of
 from numpyro_sgmcmc.diagnostics.local_lines import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients
@@ -120,11 +120,13 @@ def summary(
     lines |= kept_lines(mcmc, kernel, state, draws.z, list(draws.names))
     key_scores, key_pairs, key_local = random.split(key_of(state), 3)
     found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
-    lines |= score_lines(draws, found, remedy_of(kernel))
+    use = remedies_of(kernel, state)
+    lines |= score_lines(draws, found, use.accurate)
     if np.isfinite(found.values).all() and kernel._transforms is None:  # a prediction is for NumPyro's coordinates
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
-        lines |= prediction_lines(kernel, _at_mean_step(mcmc, state), draws, found, pairs, epoch_of(kernel, potential))
+        epoch = epoch_of(kernel, potential)
+        lines |= prediction_lines(kernel, _at_mean_step(mcmc, state), draws, found, pairs, epoch, use)
         lines |= local_lines(kernel, state, draws, model_args, model_kwargs, key_local)
     return Summary("Verdict", lines, by_site=numbers_by_site(lines))
 

@@ -5,8 +5,9 @@ import html
 import textwrap
 from typing import Any, NamedTuple
 
+from numpyro_sgmcmc.utils.significance import ORDER, worst
+
 WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # verdict of a line -> verdict of a run
-ORDER = ("ok", "doubtful", "wrong")
 SITES = 20  # maximal number of sites that are printed
 
 
@@ -61,7 +62,7 @@ class Summary(Mapping):
     @property
     def verdict(self) -> str:
         """The verdict of the worst line."""
-        return WORDS[max((line.verdict or "ok" for line in self._lines.values()), key=ORDER.index)]
+        return WORDS[worst(*(line.verdict for line in self._lines.values()))]
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         line = self._lines[key]
@@ -98,10 +99,10 @@ class Summary(Mapping):
     def _rows_of_sites(self) -> list[tuple[str, ...]]:
         """Rows of the table of sites, the worst sites first, at most ``SITES``."""
         columns = list(next(iter(self.by_site.values())))
-        worst = sorted(self.by_site.items(), key=lambda item: -ORDER.index(item[1]["verdict"]))
+        ordered = sorted(self.by_site.items(), key=lambda item: -ORDER.index(item[1]["verdict"]))
         rows = [("site, by its worst coordinate", *columns)]
-        rows += [(site, *map(_cell, numbers.values())) for site, numbers in worst[:SITES]]
-        left = len(worst) - SITES
+        rows += [(site, *map(_cell, numbers.values())) for site, numbers in ordered[:SITES]]
+        left = len(ordered) - SITES
         return rows + [(f"{left} more in .by_site", *[""] * len(columns))] * (left > 0)
 
     def _repr_html_(self) -> str:
@@ -137,11 +138,6 @@ def _cell(value: Any) -> str:
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, 100, subsequent_indent="  ")
-
-
-def graded(size: float, doubtful: float, wrong: float) -> str:
-    """The verdict on a number that should be small; NaN is wrong."""
-    return "ok" if size <= doubtful else "doubtful" if size <= wrong else "wrong"
 
 
 def plain(x: float) -> str:

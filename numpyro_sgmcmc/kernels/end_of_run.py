@@ -71,8 +71,8 @@ def _rebuild(fixed: tuple[int, int], children: Any) -> Any:
 
 
 def _unpacked(packed: Any) -> Monitor:
-    _, refused, temperature, step_size, changed, *rest = np.moveaxis(np.asarray(packed), -1, 0)
-    return Monitor((), refused.astype(np.int32), temperature, step_size, changed > 0, *rest)
+    _, refused, diverging, temperature, step_size, changed, *rest = np.moveaxis(np.asarray(packed), -1, 0)
+    return Monitor((), refused.astype(np.int32), diverging > 0, temperature, step_size, changed > 0, *rest)
 
 
 jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.coordinates)), _rebuild)

@@ -15,6 +15,7 @@ class Monitor(NamedTuple):
 
     - **chain** - the number of the chain in a state of several chains, otherwise 0; ``()`` once a run has ended.
     - **refused** - steps refused in a row.
+    - **diverging** - whether a step of the transition was refused.
     - **temperature** - kinetic temperature; NaN without a momentum, and after a step without noise.
     - **step_size** - size of the last step.
     - **data_changed** - whether the data have changed since the start of the chain.
@@ -31,6 +32,7 @@ class Monitor(NamedTuple):
 
     chain: Any
     refused: Any
+    diverging: Any
     temperature: Any
     step_size: Any
     data_changed: Any

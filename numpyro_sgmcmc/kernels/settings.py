@@ -6,9 +6,11 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.kernels.run_warnings import verdict
+from numpyro_sgmcmc.kernels.run_doubts import doubts, verdict
 from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.tuning import Tuning
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
+from numpyro_sgmcmc.utils.significance import worst
 from numpyro_sgmcmc.utils.validation import check_mcmc
 
 
@@ -24,9 +26,10 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     - **predicted_inflation** - the largest relative variance that this noise adds to a coordinate of x, to first order.
     - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.model.coordinates.Coordinates`.
     - **passes** - passes over the data by the search and the measurements of the warm-up, without its steps.
-    - **verdict** - result of the check in the second half of the warm-up: ``"right"``, ``"doubtful"``, or
-      ``"unchecked"`` if the warm-up was too short for one.
-    - **scores** - scores of that check: the z-scores of :math:`E[\partial_j U] = 0` and of
+    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``, by the check in the second half of the warm-up, and by
+      the refused steps, the temperature and the R-hat of the draws, if there are any. ``"unchecked"`` if nothing is
+      wrong with the draws, and the warm-up was too short for a check.
+    - **scores** - scores of the check of the warm-up: the z-scores of :math:`E[\partial_j U] = 0` and of
       :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 if there was no check.
     - **curvature** - the largest curvature of U in x, 1 if L is a full matrix.
 
@@ -76,8 +79,6 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
             "settings(mcmc) needs a kernel whose warm-up chose the step size, but step_size= was given. Leave it out."
         )
     tuning = jax.device_get(state.tuning)
-    with np.errstate(invalid="ignore"):  # scores of a warm-up that went wrong may be NaN
-        verdicts = np.vectorize(verdict)(*tuning.scores, tuning.score_limit)
     several = np.ndim(tuning.step_size) == 1
 
     def value(x):
@@ -93,9 +94,25 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(verdicts),
+        "verdict": value(_verdicts(mcmc, set(state.z), tuning)),
     }
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):
             found[name] = getattr(kernel, name)
     return found
+
+
+def _verdicts(mcmc: MCMC, sites: set[str], tuning: Tuning) -> np.ndarray:
+    """The verdict on a run, or on each of the chains that have found their own settings."""
+    fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
+    of_draws = "ok"
+    if "monitor" in fields:
+        samples = mcmc.get_samples(group_by_chain=True)
+        latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
+        mixing = max((float(r_hat(x).max()) for x in latents), default=None)
+        found = doubts(fields["monitor"], tuning.coordinates.center.shape[-1], tuning.score_limit, mixing)
+        of_draws = worst(*(doubt.verdict for doubt in found if doubt.line != "warm_up"))
+    checks = np.stack(tuning.scores, -1)
+    of_warm_up = [verdict(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
+    found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
+    return np.array(found).reshape(checks.shape[:-1])

@@ -138,7 +138,7 @@ class SGMCMCState(NamedTuple):
         jump = jnp.zeros_like(self.step_size)
         if isinstance(self.temperature, BySteps):
             jump = squared_step(self.phase.z, self.last_finite, self.step_size, batched)
-        own = chain, self.refused, temperature, self.step_size, changed, self.potential_estimate, place, jump
-        monitor = Monitor(*own, *found)
+        own = chain, self.refused, self.diverging, temperature, self.step_size, changed
+        monitor = Monitor(*own, self.potential_estimate, place, jump, *found)
         chains = jnp.size(self.i) if batched else 1
         return Collected.of(monitor, chains, sum(map(jnp.size, jax.tree.leaves(self.phase.z))) // chains)

@@ -1,10 +1,12 @@
-"""Limits that a statistic exceeds by chance with a stated probability."""
+"""Limits that a statistic exceeds by chance with a stated probability, and the verdict on one that should be small."""
 
 from typing import Any
 
 from scipy.special import stdtrit  # a dependency of jax
 
 FALSE_ALARMS = 1e-3  # probability of a false alarm
+ORDER = ("ok", "doubtful", "wrong")
+VARIANCE = 0.1, 0.3  # a relative error of a variance or a temperature: doubtful, wrong
 
 
 def largest_z_score(tests: int, freedom: Any) -> Any:
@@ -15,3 +17,13 @@ def largest_z_score(tests: int, freedom: Any) -> Any:
     :param freedom: degrees of freedom, a number or an array.
     """
     return -stdtrit(freedom, FALSE_ALARMS / (2 * max(tests, 1)))
+
+
+def graded(size: float, doubtful: float, wrong: float) -> str:
+    """The verdict on a number that should be small; NaN is wrong."""
+    return "ok" if size <= doubtful else "doubtful" if size <= wrong else "wrong"
+
+
+def worst(*verdicts: str) -> str:
+    """The worst of some verdicts, ``"ok"`` of none; an empty one counts as ``"ok"``."""
+    return max(("ok", *(verdict or "ok" for verdict in verdicts)), key=ORDER.index)

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from scipy.special import fdtri  # a dependency of jax
 
-from numpyro_sgmcmc.utils.significance import largest_z_score
+from numpyro_sgmcmc.utils.significance import FALSE_ALARMS, largest_z_score
 
 BLOCKS = 20  # blocks per chain
-TOGETHER = 256  # number of coordinates whose autocovariances are in memory at once
+TOGETHER = 256  # number of coordinates whose statistics are computed at once
+OF_EACH = 25  # effective draws of each chain that are needed to compare their widths
 FEWEST = 8  # smallest number of draws per chain for which a standard error is estimated
 
 
@@ -48,15 +50,10 @@ def effective(x: np.ndarray) -> np.ndarray:
 
     :param x: shape ``(chains, draws, ...)``; with fewer than 4 draws the result is 1.
     """
-    x = np.asarray(x, float)
-    n = x.shape[0] * x.shape[1]
-    if x.shape[1] < 4:
-        return np.ones(x.shape[2:])
-    columns = x.reshape(*x.shape[:2], -1)
-    parts = np.split(columns, range(TOGETHER, columns.shape[-1], TOGETHER), axis=-1)
-    with np.errstate(all="ignore"):
-        found = np.concatenate([effective_sample_size(part) for part in parts], -1).reshape(x.shape[2:])
-    return np.clip(np.nan_to_num(found, nan=n, posinf=n, neginf=1), 1, n)
+    n = np.shape(x)[0] * np.shape(x)[1]
+    if np.shape(x)[1] < 4:
+        return np.ones(np.shape(x)[2:])
+    return np.clip(np.nan_to_num(_in_parts(effective_sample_size, x), nan=n, posinf=n, neginf=1), 1, n)
 
 
 def r_hat(x: np.ndarray) -> np.ndarray:
@@ -66,12 +63,19 @@ def r_hat(x: np.ndarray) -> np.ndarray:
 
     :param x: shape ``(chains, draws, ...)``.
     """
-    x = np.asarray(x, float)
-    if x.shape[1] < 4:
-        return np.ones(x.shape[2:])
+    if np.shape(x)[1] < 4:
+        return np.ones(np.shape(x)[2:])
+    found = np.nan_to_num(_in_parts(split_gelman_rubin, x), nan=np.inf, posinf=np.inf)
+    return np.where(np.ptp(x, axis=(0, 1)) == 0, 1.0, found)
+
+
+def _in_parts(statistic: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarray:
+    """A statistic of each coordinate, of ``TOGETHER`` at a time."""
+    columns = np.reshape(x, (*np.shape(x)[:2], -1))
+    parts = np.split(columns, range(TOGETHER, columns.shape[-1], TOGETHER), axis=-1)
     with np.errstate(all="ignore"):
-        found = np.asarray(split_gelman_rubin(x))
-    return np.where(x.std((0, 1)) == 0, 1.0, np.nan_to_num(found, nan=np.inf, posinf=np.inf))
+        found = [np.asarray(statistic(np.asarray(part, float))) for part in parts]
+    return np.concatenate(found, -1).reshape(np.shape(x)[2:])
 
 
 def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
@@ -85,6 +89,31 @@ def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
     """
     freedom = np.maximum(np.minimum(BLOCKS * chains, np.asarray(ess) / 2) - 1, 2)
     return largest_z_score(tests, freedom)
+
+
+def unequal_spread(x: np.ndarray) -> np.ndarray:
+    """
+    The relative standard deviation, over the chains, of their mean distance from the median of all draws, where that is
+    significant, else 0. R-hat compares means only. The test is one of equal means (F) with the standard errors above.
+    The limit is exceeded in the worst coordinate of right chains with probability ``FALSE_ALARMS``.
+
+    :param x: shape ``(chains, draws, coordinates)``, of at least two chains.
+    """
+    chains, _, d = x.shape
+    found = np.zeros(d)
+    for first in range(0, d, TOGETHER):
+        part = np.asarray(x[..., first : first + TOGETHER], float)
+        away = np.abs(part - np.median(part, (0, 1)))
+        means, errors = away.mean(1), np.stack([standard_error(one[None]) for one in away])
+        ess = sum(effective(one[None]) for one in away)  # of chains that may differ
+        freedom = np.maximum(np.minimum(BLOCKS * chains, ess / 2) - chains, 2)
+        limit = fdtri(chains - 1, freedom, 1 - FALSE_ALARMS / d)
+        with np.errstate(all="ignore"):
+            spread = np.nan_to_num(means.std(0, ddof=1) / means.mean(0))
+            certain = means.var(0, ddof=1) > limit * (errors**2).mean(0)
+            certain &= effective(part) >= OF_EACH * chains  # standard errors of shorter chains are too small
+        found[first : first + TOGETHER] = np.where(certain, spread, 0)
+    return found
 
 
 def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int = BLOCKS) -> Any:
