@@ -252,7 +252,8 @@ def test_the_bar_tells_of_rows(monkeypatch):
     assert shown(bar, 6, wraps=1) == f"{(2**32 + 5) * 100:.3g} rows, {(2**32 + 5) / 10:.3g} passes, 4.29e+11 rows/s"
     rest = jnp.zeros(4, jnp.uint32), jnp.int32(0), Found(jnp.int32(7))
     tuned = [TunedState(jnp.uint32(i), *rest) for i in (0, 20, 40)]
-    bar.begin({})  # a model without plates, and a kernel that has chosen its steps
+    bar.begin({}, "searching")  # a model without plates, and a kernel that has chosen its steps
+    assert bar(jax.block_until_ready(tuned[0])) == "searching"
     for state in tuned:
         clock[0] += 1
         text = bar(jax.block_until_ready(state))

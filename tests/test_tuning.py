@@ -2,6 +2,7 @@
 
 from functools import partial
 import pickle
+import re
 import warnings
 
 import jax
@@ -396,10 +397,13 @@ def test_a_run_can_start_with_the_settings_of_another():
 
 
 @pytest.mark.slow
-def test_what_was_found_is_logged_once(caplog):
+def test_stages_and_what_was_found_are_logged_once(caplog):
     with caplog.at_level("INFO", logger="numpyro_sgmcmc"):
         mcmc = tuned(SGHMC(regression, batch_size=100), X, Y, num_warmup=400, num_samples=4, num_chains=4)
-    (record,) = caplog.records
+    start, search, record = caplog.records
+    (passes,) = re.findall(r"in 4 coordinates: about (\d+) passes", start.message)
+    assert 0.3 < int(passes) / settings(mcmc)["passes"] < 3
+    assert "compiling the search" in search.message
     assert f"step_size {settings(mcmc)['step_size']:.3g}" in record.message and "right" in record.message
     assert settings(mcmc)["verdict"] == "right"
 

@@ -21,6 +21,7 @@ from numpyro_sgmcmc.kernels.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.model.potential import ModelPotential
 from numpyro_sgmcmc.model.row_array import RowArray
 from numpyro_sgmcmc.rows.schemes import for_devices
+from numpyro_sgmcmc.tuning.search import expected_passes
 from numpyro_sgmcmc.tuning.start import descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
@@ -101,6 +102,15 @@ class Chains:
         step = over_chains(partial(chain.step, potential), axes, 0)
         moved = repeat_with_rows(step, begun, steps, potential, chain.rows)
         return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
+
+    @property
+    def announced(self) -> str:
+        """What the warm-up does before the first draw; empty if nothing is chosen."""
+        if not self.chain.tuned or self.known is not None:
+            return ""
+        d = sum(site.size for site in self.potential.prototype.values())
+        passes = float(f"{expected_passes(self.potential):.1g}")
+        return f"searching for a normal approximation in {d} coordinates: about {passes:g} passes over the data"
 
     def _descents(self, chains: int) -> int:
         """Number of descents for the start of each chain of a kernel that chooses its settings."""

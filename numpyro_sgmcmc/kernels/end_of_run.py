@@ -94,10 +94,14 @@ class Bar:
     def __reduce__(self):
         return Bar, ()
 
-    def begin(self, plates: Mapping[str, Plate]) -> None:
-        """Called at the start of a run on these plates; the rows shown are those of the largest."""
+    def begin(self, plates: Mapping[str, Plate], text: str = "") -> None:
+        """
+        Called at the start of a run on these plates; the rows shown are those of the largest.
+
+        :param text: what is shown until the second transition.
+        """
         self._plate = max(plates.values(), default=None)
-        self._looked, self._text = None, ""
+        self._before, self._looked, self._text = None, None, text
 
     def __call__(self, state: Any) -> str:
         found = getattr(getattr(state, "tuning", ()), "num_steps", ())

@@ -8,6 +8,7 @@ from the arguments of each call. So nothing is stale in a trace that NumPyro reu
 from collections.abc import Callable, Mapping, Sequence
 import copy
 from functools import partial
+import logging
 from typing import Any
 
 import jax
@@ -55,6 +56,8 @@ from numpyro_sgmcmc.types import (
 )
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
+
+logger = logging.getLogger(__name__.partition(".")[0])
 
 
 class SGMCMC(MCMCKernel):
@@ -224,8 +227,11 @@ class SGMCMC(MCMCKernel):
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
             rng_key, batched = rng_key[0], False
         potential = self._potential(model_args, model_kwargs)
-        self._bar.begin(potential.plates)
         chain = self._chain_for(potential)
+        search = self._chains(potential).announced
+        self._bar.begin(potential.plates, search)
+        if search:
+            logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
         if isinstance(chain.dynamics, Adaptive) and num_warmup < 1:
             raise ValueError(
                 f"num_warmup={num_warmup}: {type(self).__name__} estimates its preconditioner in the first half of the "
@@ -257,6 +263,8 @@ class SGMCMC(MCMCKernel):
             return state, energies, z, key, {} if mapped else exchanged_energies(potential, z, stream(key, PROBE))
 
         state, energies, z, key, exchanged = on_potential(start)(rng_key, init_params)
+        if search:
+            logger.info("a start is found; compiling the search and the steps.")
         if not mapped:
             check_finite(on_potential, potential, z, stream(key, PROBE), model_args, model_kwargs)
             check_energies(energies)

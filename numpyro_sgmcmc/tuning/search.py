@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.low_rank import ITERATIONS, VECTORS, wide_law
-from numpyro_sgmcmc.tuning.newton import normal_law
+from numpyro_sgmcmc.tuning.newton import PAIRS, normal_law
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of, with_gradient
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
@@ -31,6 +31,7 @@ from numpyro_sgmcmc.utils import noise, trees
 PART = 1000  # rows per part of the data; the search starts with at least 20 rows per coordinate
 HESSIAN = 5000  # rows for the Hessian, at least 50 per coordinate
 DRAWS = 32  # draws of a normal for its bound, in antithetic pairs that use one part each
+LOOKS = 8, 6, 2  # at the mode, at the bound over few draws and over all: the numbers that most searches need
 
 
 class Found(NamedTuple):
@@ -89,6 +90,19 @@ def search(
     law, curvature, seen = normal_law(energy, Coordinates(mean, jnp.diag(width)), draws, parts, few, more, blocks)
     curvature = jnp.ones_like(curvature) if blocks is None else jnp.maximum(curvature, 1)
     return Found(law, curvature, descent + min(PART, size) * seen / size)
+
+
+def expected_passes(potential: Potential) -> float:
+    """Rows that a search is likely to use, in passes over the data; hard posteriors need several times as many."""
+    d = sum(site.size for site in potential.prototype.values())
+    size = max((plate.size for plate in potential.plates.values()), default=1)
+    _, parts = partition(potential.plates)
+    descent = passes_of(potential, 1, DESCENT_ROWS)
+    if is_wide(potential.prototype):
+        return descent + 6 * VECTORS * ITERATIONS * min(parts, HESSIAN // PART) * min(PART, size) / size
+    curved = d * min(parts, max(HESSIAN // PART, -(-50 * d // PART)))
+    costs = parts + curved, *(parts + (2 + d) * draws for draws in (2 * PAIRS, DRAWS))
+    return descent + sum(looks * cost for looks, cost in zip(LOOKS, costs)) * min(PART, size) / size
 
 
 def partition(plates: Mapping[str, Plate]) -> tuple[dict[str, Plate], int]:
