@@ -518,7 +518,7 @@ WRONG = {
     "apart": (lambda m: {"place": m.place + 100 * np.arange(2)[:, None]}, "wrong", "do not mix"),
     "falls": (lambda m: {"energy": m.energy + 1e5 * np.exp(-np.arange(200.0))}, "doubtful", "still falling"),
     "failed": (lambda m: {"virial": np.full_like(m.virial, 20.0)}, "doubtful", "E[(z - m) dU] is 20.0"),
-    "no scores": (lambda m: {"gradient": np.full_like(m.gradient, np.nan)}, "doubtful", "E[dU] is nan"),
+    "no scores": (lambda m: {"gradient": np.full_like(m.gradient, np.nan)}, "doubtful", "E[dU] is not a number"),
     "noisy": (lambda m: {"inflation": np.full_like(m.inflation, np.nan)}, "wrong", "by up to nan%"),
     "other data": (lambda m: {"data_changed": m.data_changed | True}, "doubtful", "other data"),
 }

@@ -36,15 +36,15 @@ def failed_check(gradient: Any, virial: Any, r_hat: Any, limit: float) -> list[s
     """
     failed = []
     for score, most, words in (
-        (gradient, limit, "E[dU] is {} standard errors from 0"),
-        (virial, limit, "E[(z - m) dU] is {} standard errors from 1"),
-        (r_hat, MIXED, "R-hat is {}"),
+        (gradient, limit, "E[dU] is {:.1f} standard errors from 0"),
+        (virial, limit, "E[(z - m) dU] is {:.1f} standard errors from 1"),
+        (r_hat, MIXED, "R-hat is {:.2f}"),
     ):
         largest = np.max(score)
         if np.isnan(largest):
             failed.append(words.partition(" is ")[0] + " is not a number, as gradients at the draws are not finite")
         elif largest > most:
-            failed.append(words.format(f"{largest:.3g}"))
+            failed.append(words.format(largest))
     return failed
 
 
