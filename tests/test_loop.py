@@ -11,7 +11,10 @@ import pytest
 from numpyro_sgmcmc import MSGNHT, SAGA, SGHMC, SGLD, SVRG, ControlVariate, Reshuffled, WithReplacement
 from numpyro_sgmcmc.utils.loop import LARGE, one_kernel_on_one_core, repeat, widest
 
-pytestmark = pytest.mark.optimised
+pytestmark = [
+    pytest.mark.optimised,
+    pytest.mark.filterwarnings("ignore:the model computes with all of"),  # it does so on purpose
+]
 
 CALLS = int(one_kernel_on_one_core())  # a call is wanted there alone
 

@@ -108,7 +108,8 @@ def off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
 def verdict_on_one(T: np.ndarray, coordinates: int | None = None, least: float = 0.0) -> tuple[str, float]:
     """
     The verdict on a mean that should be 1, and its standard error. It is not ``"ok"`` only if the deviation is
-    significant.
+    significant, and a kinetic temperature is ``"wrong"`` only if it is certain: the standard errors of few draws that
+    depend on each other are too small.
 
     :param T: shape ``(chains, draws)``.
     :param coordinates: number of coordinates, if T is their kinetic temperature.
@@ -118,7 +119,11 @@ def verdict_on_one(T: np.ndarray, coordinates: int | None = None, least: float =
     n = effective(T)
     certain = n >= ENOUGH and not abs(mean - 1) <= bound(1, len(T), n) * error
     certain |= coordinates is not None and beyond_chance(T, coordinates, OFF)
-    return graded(abs(mean - 1), *VARIANCE) if certain else "ok", error
+    verdict = graded(abs(mean - 1), *VARIANCE) if certain else "ok"
+    unsure = coordinates is not None and np.isfinite(mean) and not sure_temperature(T, coordinates)
+    if verdict == "wrong" and unsure:
+        verdict = "doubtful"
+    return verdict, error
 
 
 def sure_temperature(T: np.ndarray, coordinates: int) -> bool:

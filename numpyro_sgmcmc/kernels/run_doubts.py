@@ -121,7 +121,7 @@ def _of_steps(monitor: Monitor, T: np.ndarray, coordinates: int, use: Remedies) 
                 worst(verdict, "doubtful"),
                 f"the kinetic temperature is {mean:.3g}{certain} instead of 1",
                 use.hot(mean),
-                sure or verdict == "wrong",
+                sure,
             )
     jump = long_steps(monitor.jump, coordinates)
     if jump:

@@ -156,13 +156,13 @@ class Tuner:
             sound = jnp.where(k > 0, sound, jnp.isfinite(seen.first).all(1))
             return moments, differences, bends.at[k].set(seen.bend), sound
 
-        nothing = jnp.zeros_like(places), jnp.zeros_like(places), jnp.ones(len(x), bool)
+        nothing = jnp.zeros_like(places), jnp.zeros_like(places), jnp.ones(places.shape[1], bool)
         added, differences, bends, sound = lax.fori_loop(0, number, look, (moments, *nothing))
 
         def settle():
             flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
             # a chain cannot leave a position where the gradient is not finite, so it starts at c
-            there, here = jnp.where(sound[:, None], x, 0), tuning._replace(moments=moments)
+            there, here = jnp.where(sound[: len(x), None], x, 0), tuning._replace(moments=moments)
             return self._settled(potential, here, there, flat(differences), flat(bends), key_momentum)
 
         tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=added), phase))
@@ -174,7 +174,7 @@ class Tuner:
         key_search, key_center, key_x = random.split(key, 3)
         places = tuning.moments.places
         draws = noise.normal(key_x, places.shape, x.dtype)
-        fresh = draws[0], draws
+        fresh = draws[0, : len(x)], draws
 
         def by_search():
             if self.known is None:
