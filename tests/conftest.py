@@ -15,6 +15,9 @@ if version("jax").startswith("0.10."):
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 
+# Several workers share the cores: threads of SciPy's OpenBLAS would wait for each other in every call
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # What takes time is the compiler: a program that one test has compiled serves the others of its worker, and the fresh
 # processes that these start. Two workers have a folder each, since one would read what the other has written in part.
 CACHE = None

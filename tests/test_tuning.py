@@ -396,6 +396,18 @@ def test_a_run_can_start_with_the_settings_of_another():
         tuned(SGHMC(funnel, batch_size=10, settings=found), Y[:50], num_chains=1)
 
 
+@pytest.mark.parametrize("threads", ["1", "2", None])
+def test_slow_threads_are_told(threads, monkeypatch, caplog):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if threads is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", threads)
+    with caplog.at_level("INFO", logger="numpyro_sgmcmc"):
+        SGHMC(regression, batch_size=100).init(random.key(0), 4, None, (X, Y), {})
+    told = [record.message for record in caplog.records if "OPENBLAS_NUM_THREADS=1" in record.message]
+    assert len(told) == (jax.default_backend() == "cpu" and threads != "1")
+
+
 @pytest.mark.slow
 def test_stages_and_what_was_found_are_logged_once(caplog):
     with caplog.at_level("INFO", logger="numpyro_sgmcmc"):

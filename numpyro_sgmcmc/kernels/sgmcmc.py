@@ -54,7 +54,7 @@ from numpyro_sgmcmc.types import (
     Schedule,
     Sites,
 )
-from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
+from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, slow_threads
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
@@ -264,7 +264,7 @@ class SGMCMC(MCMCKernel):
 
         state, energies, z, key, exchanged = on_potential(start)(rng_key, init_params)
         if search:
-            logger.info("a start is found; compiling the search and the steps.")
+            logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
         if not mapped:
             check_finite(on_potential, potential, z, stream(key, PROBE), model_args, model_kwargs)
             check_energies(energies)

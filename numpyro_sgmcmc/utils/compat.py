@@ -3,6 +3,7 @@ All undocumented parts of NumPyro and JAX that this package uses, each with the 
 one of them, ``tests/test_compat.py`` fails first and names it.
 """
 
+import os
 import sys
 import traceback
 from types import CodeType
@@ -35,9 +36,11 @@ __all__ = [
     "rows_of",
     "sample_code",
     "scan_wrapper",
+    "slow_threads",
     "stack_level",
 ]
 
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")  # SciPy's OpenBLAS reads them when it is loaded
 PACKAGES = ("numpyro_sgmcmc", "numpyro", "jax", "jaxlib")  # no warning should point to lines of these
 # from JAX 0.12 on this is another name of Jaxpr, which JAX does not declare for type checkers
 ClosedJaxpr: TypeAlias = core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
@@ -97,6 +100,16 @@ def put_run(mcmc: Any, states: dict[str, Any], last_state: Any, args: tuple, kwa
     """Puts draws made elsewhere into an ``MCMC``, as if they were from its ``run``: it has no method for that."""
     mcmc._states, mcmc._states_flat, mcmc._last_state = states, None, last_state
     mcmc._args, mcmc._kwargs = args, kwargs
+
+
+def slow_threads() -> str:
+    """
+    Advice if JAX calls the threads of SciPy's OpenBLAS: on a CPU, for factorisations and triangular solves. The threads
+    wait for each other, so where other programs use the cores, a call of microseconds takes milliseconds.
+    """
+    if jax.default_backend() != "cpu" or "1" in (os.environ.get(name) for name in BLAS_THREADS):
+        return ""
+    return " If it takes minutes, set OPENBLAS_NUM_THREADS=1 in the environment before Python starts."
 
 
 def stack_level() -> int:
