@@ -184,7 +184,7 @@ def verdict(scores: Any, limit: float) -> str:
     """
     The verdict of the check at the end of the warm-up: ``"right"``, ``"doubtful"``, or ``"unchecked"``.
 
-    :param scores: gradient, virial and r_hat, see :class:`~numpyro_sgmcmc.tuning.tuner.Scores`.
+    :param scores: gradient, virial and r_hat, see :class:`~numpyro_sgmcmc.tuning.tuning.Scores`.
     """
     if not np.any(scores):
         return "unchecked"
