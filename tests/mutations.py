@@ -112,7 +112,7 @@ FAULTS = [
     Fault("report: never unmixed", "run_checks", "NEVER_MIXED = 2.0", "NEVER_MIXED = 200.0", "test_report:never_mixed"),
     Fault("settings: the draws do not count", "settings", 'if of_draws == "ok" else', "if True else",
           "test_report:no_function"),
-    Fault("doubts: NaN is small", "run_checks", "if not (np.asarray(score) <= most).all()",
+    Fault("doubts: NaN is small", "run_doubts", "if not (np.asarray(score) <= most).all()",
           "if (np.asarray(score) > most).any()", "test_report:no_function"),
     Fault("doubts: an infinite temperature", "run_checks", "if not np.isfinite(T).all()", "if np.isnan(T).all()",
           "test_report:no_function"),
