@@ -41,7 +41,7 @@ from tqdm import tqdm
 
 from numpyro_sgmcmc import SGHMC, SGMCMC, Minibatch, compare, summary
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.potential.potential import ModelPotential
 
 SIZE = {"num_samples": (300, 500), "models": (1, 6), "faults": (4, 10), "seeds": (1, 10)}
 FRICTION = 1.0

@@ -1,10 +1,16 @@
 """Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, batch_size=...))``."""
 
+from numpyro_sgmcmc.contrib.correction import corrected
+from numpyro_sgmcmc.contrib.linearity import score_linearity
+from numpyro_sgmcmc.contrib.scir import SCIR
+from numpyro_sgmcmc.contrib.sg_barker import SGBarker
+from numpyro_sgmcmc.contrib.simplex_metrics import ExpandedMean, Natural
+from numpyro_sgmcmc.contrib.tempered import Tempered
+from numpyro_sgmcmc.data.on_disk import OnDisk
+from numpyro_sgmcmc.data.sharded import ShardedRows, shard_rows
 from numpyro_sgmcmc.diagnostics.comparison import compare
-from numpyro_sgmcmc.diagnostics.correction import corrected
 from numpyro_sgmcmc.diagnostics.coupling import couple
 from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
-from numpyro_sgmcmc.diagnostics.linearity import score_linearity
 from numpyro_sgmcmc.diagnostics.predict import Predictions, predict
 from numpyro_sgmcmc.diagnostics.stein import kernel_stein_discrepancy
 from numpyro_sgmcmc.diagnostics.step_halving import step_halving
@@ -15,28 +21,22 @@ from numpyro_sgmcmc.dynamics.matrices import LinearMap
 from numpyro_sgmcmc.dynamics.metrics import Energy, Fisher
 from numpyro_sgmcmc.dynamics.recipe import Recipe
 from numpyro_sgmcmc.dynamics.splitting import Splitting
+from numpyro_sgmcmc.engine.settings import settings
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
 from numpyro_sgmcmc.gradients.svrg import SVRG
 from numpyro_sgmcmc.kernels.adaptive_sghmc import AdaptiveSGHMC
 from numpyro_sgmcmc.kernels.psgld import PSGLD
-from numpyro_sgmcmc.kernels.scir import SCIR
-from numpyro_sgmcmc.kernels.settings import settings
-from numpyro_sgmcmc.kernels.sg_barker import SGBarker
 from numpyro_sgmcmc.kernels.sghmc import SGHMC
 from numpyro_sgmcmc.kernels.sgld import SGLD
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
 from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
 from numpyro_sgmcmc.kernels.sgrhmc import SGRHMC
 from numpyro_sgmcmc.kernels.sgrld import SGRLD
-from numpyro_sgmcmc.kernels.simplex_metrics import ExpandedMean, Natural
-from numpyro_sgmcmc.kernels.state import SGMCMCState
-from numpyro_sgmcmc.kernels.tempered import Tempered
-from numpyro_sgmcmc.model.local_function import LocalFunction
-from numpyro_sgmcmc.model.local_moves import LocalGibbs, LocalHMC, LocalLangevin
-from numpyro_sgmcmc.model.on_disk import OnDisk
-from numpyro_sgmcmc.model.sharded import ShardedRows, shard_rows
+from numpyro_sgmcmc.local.function import LocalFunction
+from numpyro_sgmcmc.local.moves import LocalGibbs, LocalHMC, LocalLangevin
 from numpyro_sgmcmc.rows.schemes import Reshuffled, Sharded, WithoutReplacement, WithReplacement, shuffle_rows
 from numpyro_sgmcmc.runs.checkpointed import Checkpointed
 from numpyro_sgmcmc.tuning.mode import find_mode

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.data.argument_checks import not_an_array
+from numpyro_sgmcmc.data.arrays import named_leaves
+from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.diagnostics.draws import checked_run
-from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
-from numpyro_sgmcmc.model.argument_checks import not_an_array
-from numpyro_sgmcmc.model.arrays import named_leaves
-from numpyro_sgmcmc.model.fingerprint import fingerprint
+from numpyro_sgmcmc.engine.state import Marks, SGMCMCState
 
 
 def takes_arguments(mcmc: MCMC, state: SGMCMCState) -> bool:

@@ -18,7 +18,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN
 from numpyro_sgmcmc.diagnostics.table import Line, Summary
-from numpyro_sgmcmc.kernels.run_checks import MIXED
+from numpyro_sgmcmc.report.run_checks import MIXED
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
 

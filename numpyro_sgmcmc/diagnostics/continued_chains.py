@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import states_of
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import SGMCMCState
-from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.model.coordinates import raveled
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.potential.compiled import compiled
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.coordinates import raveled
 from numpyro_sgmcmc.tuning.schedules import Constant
 from numpyro_sgmcmc.types import Plate
 

@@ -39,12 +39,12 @@ from numpyro_sgmcmc.diagnostics.draws import (
 from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
 from numpyro_sgmcmc.diagnostics.table import Line, Summary
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.model.coordinates import unraveler
-from numpyro_sgmcmc.model.local import keeps_values
+from numpyro_sgmcmc.local.models import keeps_values
+from numpyro_sgmcmc.tuning.coordinates import unraveler
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 from numpyro_sgmcmc.utils.significance import ORDER

@@ -14,9 +14,9 @@ from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN, temperature_line
 from numpyro_sgmcmc.diagnostics.predicted_inflation import predicted
 from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
 from numpyro_sgmcmc.diagnostics.table import Line
-from numpyro_sgmcmc.kernels.remedies import Remedies
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import SGMCMCState
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.tuning.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
 from numpyro_sgmcmc.utils.significance import ORDER, VARIANCE, graded

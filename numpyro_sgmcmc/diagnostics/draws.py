@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
-from numpyro_sgmcmc.kernels.tempered import Tempered
-from numpyro_sgmcmc.kernels.tuned import axes_of_chains
-from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.model.coordinates import raveled, unraveler
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.contrib.tempered import Tempered
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, stream
+from numpyro_sgmcmc.engine.tuned import axes_of_chains
+from numpyro_sgmcmc.potential.compiled import compiled
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 from numpyro_sgmcmc.utils.validation import check_mcmc, checked_count
 

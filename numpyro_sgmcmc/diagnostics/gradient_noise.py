@@ -7,11 +7,11 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.diagnostics.draws import states_of
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import PROBE, SGMCMCState, stream
-from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.model.coordinates import unraveler
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, stream
+from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.tuning.coordinates import unraveler
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import checked_count

@@ -10,13 +10,13 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import latent_draws, numbers_of_rows
 from numpyro_sgmcmc.diagnostics.table import Line, plain
-from numpyro_sgmcmc.kernels.monitor import Monitor
-from numpyro_sgmcmc.kernels.remedies import Remedies
-from numpyro_sgmcmc.kernels.run_checks import LONG, MIXED, OFF, SELDOM, known_temperatures, verdict_on_one
-from numpyro_sgmcmc.kernels.run_doubts import doubts
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import Marks, SGMCMCState
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.report.monitor import Monitor
+from numpyro_sgmcmc.report.remedies import Remedies
+from numpyro_sgmcmc.report.run_checks import LONG, MIXED, OFF, SELDOM, known_temperatures, verdict_on_one
+from numpyro_sgmcmc.report.run_doubts import doubts
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.types import Thermostatted
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat, unequal_spread
@@ -89,7 +89,7 @@ def _step_size(h: np.ndarray, shown: str) -> Line:
 
 
 def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, names: list[str]) -> dict[str, Line]:
-    """Their verdicts are those of :func:`~numpyro_sgmcmc.kernels.run_doubts.doubts`, or worse."""
+    """Their verdicts are those of :func:`~numpyro_sgmcmc.report.run_doubts.doubts`, or worse."""
     monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
     use = remedies_of(kernel, state)
     lines = {"refused": _refused(monitor, z, use)}

@@ -33,14 +33,14 @@ import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws, on_model, states_of, unravel_of
 from numpyro_sgmcmc.diagnostics.table import Line
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import Marks, SGMCMCState
 from numpyro_sgmcmc.gradients.local_tables import read
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import Marks, SGMCMCState
-from numpyro_sgmcmc.model.coordinates import raveled
-from numpyro_sgmcmc.model.local import drawn_locally, keeps_values
-from numpyro_sgmcmc.model.local_record import makes_moves, recorded_draw
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.local.models import drawn_locally, keeps_values
+from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
+from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import independent_rows
+from numpyro_sgmcmc.tuning.coordinates import raveled
 from numpyro_sgmcmc.utils.significance import VARIANCE, graded, largest_z_score
 
 PLACES = 100  # draws of the run, each with a minibatch of its own

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.contrib.tempered import Tempered
 from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.predicted_sites import PredictedSites
 from numpyro_sgmcmc.diagnostics.weights import weights
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.tempered import Tempered
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 
 
 class Predictions(NamedTuple):

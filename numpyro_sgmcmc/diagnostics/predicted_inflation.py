@@ -24,12 +24,12 @@ import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import TOGETHER, Draws, at_draws, on_model, states_of, unravel_of
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import SGMCMCState
-from numpyro_sgmcmc.model.coordinates import LowRank, raveled
 from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.tuning.coordinates import LowRank, raveled
 from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
 
 PAIRS, FEWEST = 1000, 200  # pairs of minibatches, at most, and at least for many coordinates

@@ -10,12 +10,12 @@ import numpy as np
 from numpyro import handlers
 import numpyro.distributions as dist
 
+from numpyro_sgmcmc.data.argument_checks import check_arrays
 from numpyro_sgmcmc.gradients.full_pass import chunk_length
-from numpyro_sgmcmc.model.argument_checks import check_arrays
-from numpyro_sgmcmc.model.compiled import on_data
 from numpyro_sgmcmc.model.handlers import minibatch
 from numpyro_sgmcmc.model.row_checks import check_lengths
 from numpyro_sgmcmc.model.structure import outline
+from numpyro_sgmcmc.potential.compiled import on_data
 from numpyro_sgmcmc.types import Plate
 
 

@@ -27,11 +27,11 @@ import numpy as np
 
 from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, numbers_of_rows, on_model, unravel_of
 from numpyro_sgmcmc.diagnostics.wide_data import widened
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.model.coordinates import raveled
-from numpyro_sgmcmc.model.local import keeps_values
+from numpyro_sgmcmc.local.models import keeps_values
 from numpyro_sgmcmc.rows.schemes import independent_rows
+from numpyro_sgmcmc.tuning.coordinates import raveled
 from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
 
 ALL_ROWS = 2000  # up to this number of rows, in all plates together, all rows are used for each draw

@@ -27,7 +27,7 @@ from numpyro_sgmcmc.diagnostics.continued_chains import altered, go_on, last_sta
 from numpyro_sgmcmc.diagnostics.draws import checked_run, coordinate_names, latent_draws
 from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
 from numpyro_sgmcmc.diagnostics.table import Line, Summary, plain
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded

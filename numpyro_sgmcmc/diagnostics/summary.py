@@ -37,9 +37,9 @@ from numpyro_sgmcmc.diagnostics.local_lines import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
-from numpyro_sgmcmc.kernels.state import SGMCMCState
-from numpyro_sgmcmc.model.local import keeps_values
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.local.models import keeps_values
+from numpyro_sgmcmc.potential.potential import ModelPotential
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
 FEWEST = 400  # number of draws that are used for any number of coordinates

@@ -17,14 +17,14 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_sgmcmc.contrib.correction import Corrected
 from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.correction import Corrected
 from numpyro_sgmcmc.diagnostics.draws import TooFewDraws, checked_run
 from numpyro_sgmcmc.diagnostics.log_likelihood import log_likelihood_of
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.weights import weights
-from numpyro_sgmcmc.kernels.settings import settings
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.settings import settings
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.utils.validation import checked_count
 
 PACKAGES = "numpyro_sgmcmc", "numpyro", "jax", "arviz"  # whose versions are kept

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.model.arrays import named_leaves
+from numpyro_sgmcmc.data.arrays import named_leaves
 
 LARGEST = 2**26  # more numbers than these stay narrow, because a wide copy would take too much memory
 

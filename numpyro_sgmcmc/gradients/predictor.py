@@ -9,7 +9,7 @@ again; as a function, in which case the slope is a derivative along the columns 
 
 .. math:: s_i = \partial_t \, u_i\bigl(z + A_i^T (A_i A_i^T)^+ t\bigr)\big|_{t = 0}
 
-or, by default, as a value found in the trace of the model (:mod:`~numpyro_sgmcmc.model.linear`).
+or, by default, as a value found in the trace of the model (:mod:`~numpyro_sgmcmc.gradients.linear`).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.model.linear import linear_predictor
+from numpyro_sgmcmc.gradients.linear import linear_predictor
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils import noise
 

@@ -1,1 +1,1 @@
-"""Named algorithms, one per file; the chain; the interface to ``numpyro.infer.MCMC``."""
+"""Named algorithms, one per file: dynamics, defaults and options."""

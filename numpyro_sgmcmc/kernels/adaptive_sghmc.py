@@ -5,7 +5,7 @@ from typing import Any
 
 from numpyro_sgmcmc.dynamics.preconditioned import preconditioned
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_rate
 

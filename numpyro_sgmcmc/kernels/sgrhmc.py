@@ -5,7 +5,7 @@ from typing import Any
 
 from numpyro_sgmcmc.dynamics.metrics import OfPosition
 from numpyro_sgmcmc.dynamics.recipe import Recipe
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_metric, checked_rate
 

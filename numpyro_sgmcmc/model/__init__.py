@@ -1,1 +1,1 @@
-"""From a NumPyro model to a potential: the model's structure, its potential, its global and local latent variables."""
+"""What a NumPyro model is to a sampler: its sites and plates, and the handlers that run it on some rows."""

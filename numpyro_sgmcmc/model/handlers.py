@@ -12,9 +12,9 @@ from numpyro.distributions import Distribution, biject_to, constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.primitives import Messenger
 
-from numpyro_sgmcmc.model.arrays import indexable
+from numpyro_sgmcmc.data.arrays import indexable
+from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.model.given_values import is_missing, not_drawn
-from numpyro_sgmcmc.model.row_array import RowArray
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.compat import SCAN_INDEX, handlers_around, rows_of, scan_wrapper
 

@@ -6,7 +6,7 @@ it must have one log density per row.
 from collections.abc import Mapping
 from typing import Any
 
-from numpyro_sgmcmc.model.argument_checks import SPARSE_ROWS, sparse_arguments
+from numpyro_sgmcmc.data.argument_checks import SPARSE_ROWS, sparse_arguments
 from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.model.structure import Site, Structure, has_rows
 from numpyro_sgmcmc.types import Plate

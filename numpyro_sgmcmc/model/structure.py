@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.distributions import Delta, Distribution, ExpandedDistribution, Independent, Unit
 from numpyro.infer import init_to_sample, init_to_uniform
 
-from numpyro_sgmcmc.model.arrays import described, named_leaves, without_data
+from numpyro_sgmcmc.data.arrays import described, named_leaves, without_data
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, Use, codes_of, follow
 from numpyro_sgmcmc.model.given_values import MISSING, is_masked
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.kernels.sgmcmc import SGMCMC
-from numpyro_sgmcmc.kernels.state import Marks
-from numpyro_sgmcmc.model.fingerprint import fingerprint
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import Marks
+from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.runs import storage
 from numpyro_sgmcmc.runs.averages import Averages
 from numpyro_sgmcmc.runs.identity import check_same, checksum, versions

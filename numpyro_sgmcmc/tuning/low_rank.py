@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental.sparse.linalg import lobpcg_standard
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import LowRank
+from numpyro_sgmcmc.tuning.coordinates import LowRank
 from numpyro_sgmcmc.utils import noise
 
 VECTORS = 8  # eigenvectors at each end of the spectrum

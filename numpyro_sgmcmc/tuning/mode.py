@@ -13,9 +13,9 @@ from numpyro.optim import optax_to_numpyro
 from tqdm.auto import trange
 
 from numpyro_sgmcmc.gradients.full_pass import full_gradient, over_all_rows
-from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.model.local import keeps_values, with_local
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.local.models import keeps_values, with_local
+from numpyro_sgmcmc.potential.compiled import compiled
+from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Potential, RowsState, Sites

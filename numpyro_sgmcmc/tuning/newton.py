@@ -28,7 +28,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.model.coordinates import Coordinates, axes_of, product
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, axes_of, product
 from numpyro_sgmcmc.utils import trees
 
 STEPS = 60  # maximal number of steps of the search for the mode
@@ -88,7 +88,7 @@ def normal_law(
     :param int parts: number of all parts.
     :param int first_parts: parts used at first.
     :param int hessian_parts: maximal number of parts used for the Hessian.
-    :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
+    :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
     :return: coordinates, the largest curvature in x, and the number of evaluations of a part.
     """
     center, identity = start.center, jnp.eye(start.center.size, dtype=start.center.dtype)

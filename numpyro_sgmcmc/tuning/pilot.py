@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.model.coordinates import axes_of, product
+from numpyro_sgmcmc.tuning.coordinates import axes_of, product
 from numpyro_sgmcmc.tuning.step_rule import Noise
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.significance import largest_z_score
@@ -200,7 +200,7 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[Noise,
     in 30 dimensions is a third too large. Outliers are :func:`shortened`.
 
     :param noise: samples of e, shape ``(samples, d)``.
-    :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
+    :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
     """
     noise = shortened(noise)
     first, second = jnp.split(noise, [len(noise) // 2])

@@ -17,8 +17,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import raveled, unraveler
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
+from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.types import GradientEstimator, Potential, RowScheme, RowsState
 from numpyro_sgmcmc.utils import noise
 

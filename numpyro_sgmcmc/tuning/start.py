@@ -22,8 +22,8 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import is_wide
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
+from numpyro_sgmcmc.tuning.coordinates import is_wide
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise, trees

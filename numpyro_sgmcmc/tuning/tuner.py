@@ -23,8 +23,8 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.model.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, unraveler
 from numpyro_sgmcmc.rows.schemes import is_contiguous
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, unraveler
 from numpyro_sgmcmc.tuning.low_rank import VECTORS
 from numpyro_sgmcmc.tuning.pilot import (
     BLOCKS,
@@ -60,7 +60,7 @@ class Tuner:
     :param gradient: gradient estimator of the kernel.
     :param rows: row scheme of the kernel.
     :param steps_per_sample: given by the user, or None.
-    :param dense_mass: the blocks of L, see :func:`~numpyro_sgmcmc.model.coordinates.blocks_of`.
+    :param dense_mass: the blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
     :param known: coordinates and curvature found by another run, or None.
     """
 

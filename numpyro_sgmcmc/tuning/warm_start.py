@@ -11,8 +11,8 @@ import numpy as np
 from numpyro.optim import optax_to_numpyro
 
 from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
-from numpyro_sgmcmc.model.compiled import compiled
-from numpyro_sgmcmc.model.potential import ModelPotential
+from numpyro_sgmcmc.potential.compiled import compiled
+from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.tuning.mode import initialised, model_arguments, segments

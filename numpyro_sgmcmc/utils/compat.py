@@ -1,6 +1,6 @@
 """
 All undocumented parts of NumPyro and JAX that this package uses, each with the reason. If a version renames or removes
-one of them, ``tests/test_compat.py`` fails first and names it.
+one of them, ``tests/model/test_compat.py`` fails first and names it.
 """
 
 import os

@@ -1,0 +1,1 @@
+"""What refuses a run, or warns of it, before it starts."""

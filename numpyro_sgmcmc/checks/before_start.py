@@ -1,0 +1,247 @@
+"""
+Checks of a kernel's arguments against the model: parts, settings, a start or a state that does not fit it. Each error
+names the argument and a remedy. The checks at the end only warn.
+"""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any
+import warnings
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import init_to_value
+
+from numpyro_sgmcmc.engine.chain import Chain
+from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
+from numpyro_sgmcmc.model.structure import Structure
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.rows.schemes import independent_rows, is_contiguous
+from numpyro_sgmcmc.tuning.coordinates import blocks_of
+from numpyro_sgmcmc.types import RowScheme, Sites
+from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
+from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
+
+MOST_COORDINATES = 100_000  # the limit for choosing a step size: the moments of the warm-up take about 100 numbers each
+FEW_MOVES = 0.01  # a smaller share of accepted local moves cannot be chance, or a row that is unlike the others
+PROPOSALS = 300  # at least as many decide about it
+
+
+def checked_found(dense_mass: Any, settings: Any, tuned: bool) -> tuple[Any, Any]:
+    """
+    ``dense_mass``, and coordinates and curvature of ``settings`` or None.
+
+    :param bool tuned: whether the warm-up chooses the step size.
+    :raises ValueError: if either is given with a step size; if ``dense_mass`` is neither a bool nor tuples of names.
+    :raises TypeError: if ``settings`` is not a result of :func:`~numpyro_sgmcmc.settings`.
+    """
+    if not tuned and (dense_mass is not True or settings is not None):
+        name = "settings" if settings is not None else "dense_mass"
+        raise ValueError(f"{name}= is used only if the warm-up chooses the step size. Leave {name}= or step_size= out.")
+    if not isinstance(dense_mass, bool):
+        tuples = isinstance(dense_mass, (list, tuple)) and all(isinstance(block, (tuple, list)) for block in dense_mass)
+        if not tuples or not all(isinstance(name, str) for block in dense_mass for name in block):
+            raise ValueError(
+                f"dense_mass={dense_mass!r} must be True, False or a list of tuples of sites, for example [('a', 'b')]."
+            )
+        dense_mass = tuple(map(tuple, dense_mass))
+    if settings is None:
+        return dense_mass, None
+    if not isinstance(settings, Mapping) or not {"coordinates", "curvature"} <= set(settings):
+        raise TypeError("settings= must be the result of numpyro_sgmcmc.settings(mcmc) for another run.")
+    known = settings["coordinates"], settings["curvature"]
+    if np.ndim(known[1]) == 1:  # each chain has found its own
+        known = jax.tree.map(lambda part: part[0], known)
+    return dense_mass, known
+
+
+def check_not_mapped(rng_key: Any) -> None:
+    """
+    :raises ValueError: for chains mapped by ``jax.vmap``, which would repeat the search in every transition.
+    """
+    if is_mapped(rng_key):
+        raise ValueError(
+            "step_size= is missing, and with jax.vmap over chains the search for it would be repeated in every "
+            'transition. Use chain_method="vectorized", "sequential" or "parallel", or give step_size=.'
+        )
+
+
+def check_found_fits(known: Any, prototype: Mapping[str, Any]) -> None:
+    """
+    :raises ValueError: for settings of another model, or too many coordinates.
+    """
+    d = sum(site.size for site in prototype.values())
+    if known is not None and known[0].center.size != d:
+        raise ValueError(
+            f"settings= belong to a model with {known[0].center.size} unconstrained coordinates; this one has {d}. Use "
+            "settings of the same model, or leave settings= out."
+        )
+    if d > MOST_COORDINATES:
+        raise ValueError(
+            f"the model has {d} unconstrained coordinates, but the warm-up can choose a step size only for up to "
+            f"{MOST_COORDINATES}. Give step_size=."
+        )
+
+
+def check_fits(chain: Chain, potential: ModelPotential, known: Any, dense_mass: Any, num_chains: int) -> None:
+    """
+    :param known: coordinates and curvature of another run, or None.
+    :raises ValueError: for parts of a kernel, or settings of another run, that do not fit the model.
+    """
+    prototype = potential.prototype
+    if chain.tuned:
+        check_found_fits(known, prototype)
+        blocks_of(prototype, dense_mass)  # checks the names
+    inverse_mass = getattr(chain.dynamics, "inverse_mass_matrix", None)
+    if isinstance(inverse_mass, Mapping):
+        check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
+    skew = getattr(chain.dynamics, "skew", None)
+    if skew is not None:
+        skew.check(prototype)
+    chain.gradient.check(potential, num_chains)
+
+
+def check_init_params(init_params: Any, potential: ModelPotential, batched: bool) -> None:
+    """
+    :raises ValueError: if it is not a dict of unconstrained values of latent sites, with an axis of chains if
+        ``batched``.
+    """
+    if init_params is None:
+        return
+    prototype = potential.prototype
+    if isinstance(init_params, Mapping):
+        _check_not_local("init_params", init_params, potential)
+        for name, value in init_params.items():
+            shape = np.shape(value)[1:] if batched else np.shape(value)
+            # NumPyro splits the first axis between several chains; here that axis is one of the site
+            if name in prototype and prototype[name].shape and shape == prototype[name].shape[1:]:
+                raise ValueError(
+                    f"init_params[{name!r}] has shape {shape} for each chain, but the unconstrained site has "
+                    f"{prototype[name].shape}. With several chains NumPyro needs a value for each of them: "
+                    "init_params=jax.tree.map(lambda x: jnp.stack([x] * num_chains), values)."
+                )
+    check_sites("init_params", init_params, prototype, batched=batched)
+
+
+def check_init_strategy(init_strategy: Any, potential: ModelPotential) -> None:
+    """
+    :raises ValueError: for an ``init_to_value`` that names a local site, whose value would not be used.
+    """
+    if getattr(init_strategy, "func", None) is init_to_value:
+        _check_not_local("init_strategy=init_to_value", init_strategy.keywords.get("values", {}), potential)
+
+
+def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelPotential) -> None:
+    unknown = values.keys() - potential.prototype.keys()
+    if unknown and potential.draws_local_sites:
+        raise ValueError(
+            f"{argument} names {', '.join(map(repr, sorted(unknown)))}, but the chains move the sites "
+            f"{', '.join(map(repr, potential.prototype))} only. Local sites are drawn for each minibatch: leave them "
+            "out. Their values start where start= of LocalGibbs, LocalHMC or LocalLangevin says."
+        )
+
+
+def check_resumed(state: SGMCMCState, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+    """
+    :raises ValueError: for a state of another model, or of chains that were not vectorized and now are.
+    """
+    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
+    if batched and jnp.ndim(getattr(state.tuning, "step_size", 0.0)) == 1:
+        raise ValueError(
+            "each of these chains has chosen its own settings, but chains under chain_method='vectorized' share them. "
+            "Resume with the chain_method of the run."
+        )
+    expected = {name: site.shape for name, site in prototype.items()}
+    if found != expected:
+        raise ValueError(
+            f"the state has sites with the unconstrained shapes {found}, but the model has {expected}. Resume with the "
+            "model, the data and the number of chains of the run that the state comes from."
+        )
+
+
+def warn_of_sites(structure: Structure) -> None:
+    """Warns of sites that are frozen, or left out of the draws."""
+    for name in structure.frozen[:1]:
+        warnings.warn(
+            f"param site {name!r} is frozen at its initial value: SG-MCMC updates latent sample "
+            "sites only. Give it a prior with numpyro.sample to infer it.",
+            stacklevel=stack_level(),
+        )
+    for left_out, why in (
+        (structure.left_out, "the rows of a minibatched plate but is outside it: its value would be of one minibatch"),
+        (structure.with_missing, "missing values, which obs_mask= marks and which are not drawn"),
+    ):
+        if left_out:
+            names = ", ".join(map(repr, left_out))
+            warnings.warn(
+                f"deterministic site {names} depends on {why}. It is not collected. For its values on all rows use "
+                "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
+                stacklevel=stack_level(),
+            )
+
+
+def warn_of_scales(potential: ModelPotential) -> None:
+    """Warns of sites that the model scales by N / n, although NumPyro's plate does so already."""
+    for name, site in potential.structure.sites.items():
+        by_plates = math.prod(
+            plate.size / plate.batch_size for key, plate in potential.plates.items() if key in site.plates
+        )
+        if by_plates < 1.01 or site.scale is None:  # one factor and two cannot be told apart
+            continue
+        if math.isclose(site.scale, by_plates**2, rel_tol=1e-3):
+            warnings.warn(
+                f"the model scales site {name!r} by {by_plates:.6g}, which is N / n of its minibatched plate. The "
+                f"plate does so already, so each row counts {by_plates:.6g} times. Leave handlers.scale out.",
+                stacklevel=stack_level(),
+            )
+
+
+def warn_of_scattered_rows(potential: ModelPotential, rows: RowScheme) -> None:
+    """Warns of rows on disk that are read one by one."""
+    if potential.sources and not is_contiguous(rows):
+        warnings.warn(
+            f"{potential.sources[0]!r} is on disk, and rows={rows!r} reads its rows one by one, which is several times "
+            "slower than in blocks. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",
+            stacklevel=stack_level(),
+        )
+
+
+def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model: Any, z: Sites, rng_key: Any) -> None:
+    """
+    Warns if nearly all moves of local sites are rejected at the start. The start may be far from the posterior, so this
+    is for step sizes that are wrong by far; ``summary`` has the acceptance at the draws.
+
+    :param on_potential: a function of a potential -> that function, compiled on the model and its arguments.
+    """
+    if not makes_moves(model):
+        return
+    batch = math.prod(plate.batch_size for plate in potential.plates.values())
+    sites: tuple[str, ...] = ()
+
+    def share(potential, z, rng_key):
+        key_rows, key_draws = random.split(rng_key)
+        rows = independent_rows(key_rows, potential.plates)
+
+        def accepted(key):
+            nonlocal sites
+            found = recorded_draw(potential, z, rows, key)
+            sites = tuple(found.values)
+            return found.accepted
+
+        return lax.map(accepted, random.split(key_draws, -(-PROPOSALS // batch))).mean()
+
+    if float(on_potential(share)(z, rng_key)) > FEW_MOVES:
+        return
+    names = " and ".join(map(repr, sites))
+    warnings.warn(
+        f"{type(model.local).__name__}(step_size={model.local.step_size}) rejects nearly all of its moves of the local "
+        f"site {names} at the start: at most {FEW_MOVES:.0%} are accepted. Local values that never move give a wrong "
+        "posterior of the other sites. Use a smaller step_size for the local moves, at most about the width of the "
+        "distribution of a local site given its row and the other sites. If the chains start far from the posterior, "
+        "give them another start by init_params= or init_strategy=. summary(mcmc, *model_args) shows the acceptance at "
+        "the draws.",
+        stacklevel=stack_level(),
+    )

@@ -1,0 +1,1 @@
+"""What few need: kernels and diagnostics for special cases, and experiments."""

@@ -1,0 +1,213 @@
+r"""
+``corrected``: draws that are moved by an affine map about their mean m, with a description of the map.
+
+.. math:: z' = m + A (z - m).
+
+- **Location and scale**: the variances of the modes of the posterior are predicted to be
+  :math:`(1 + \epsilon_k) / \lambda_k` with this step size and these minibatches
+  (:mod:`~numpyro_sgmcmc.diagnostics.predicted_inflation`). A divides mode k by :math:`\sqrt{1 + \epsilon_k}`. It does
+  not change the mean or the shape of the distribution.
+- **Sandwich**, for a misspecified model: A changes the covariance :math:`\Sigma` of the draws to
+  :math:`H^{-1} J H^{-1}`, with :math:`H = \Sigma^{-1} E[(z - m) \nabla U^T]` and J the sum over rows of
+  :math:`(g_i - \bar g)(g_i - \bar g)^T` (White 1982; Müller 2013, section 2), by
+  :math:`A = (H^{-1} J H^{-1})^{1/2}\, \Sigma^{-1/2}`. The result is not the posterior, so this is never the default.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.diagnostics.arguments import arguments_of
+from numpyro_sgmcmc.diagnostics.continued_chains import potential_of
+from numpyro_sgmcmc.diagnostics.draws import (
+    Draws,
+    at_draws,
+    checked_run,
+    key_of,
+    on_model,
+    unconstrained_draws,
+    unravel_of,
+)
+from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, gradient_pairs, predicted
+from numpyro_sgmcmc.diagnostics.scores import gradients
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.utils.validation import checked_choice
+
+ROWS = 20_000  # maximal number of rows from which J is estimated
+
+
+class Corrected(Mapping):
+    """
+    Site -> corrected draws, constrained, shape ``(chains, draws, ...)``, as needed by ``az.from_dict``.
+
+    - **done** - a sentence that describes the correction.
+    - **factors** - name of a coordinate -> ratio of its sds after and before the correction.
+    """
+
+    def __init__(self, draws: Mapping[str, np.ndarray], done: str, factors: Mapping[str, float]):
+        self._draws, self.done, self.factors = dict(draws), done, dict(factors)
+
+    def __getitem__(self, site: str) -> np.ndarray:
+        return self._draws[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._draws)
+
+    def __len__(self) -> int:
+        return len(self._draws)
+
+    def __repr__(self) -> str:
+        return f"Corrected draws of {', '.join(self._draws)}. {self.done}"
+
+
+def corrected(
+    mcmc: MCMC, *model_args: Any, covariance: str = "posterior", max_draws: int = 4000, **model_kwargs: Any
+) -> Corrected:
+    r"""
+    The draws of a run, corrected for the predicted inflation by step size and minibatches, or with the sandwich
+    covariance. Use it for inflations up to a factor of about two and for nearly normal posteriors
+    (:func:`~numpyro_sgmcmc.score_linearity`). A smaller step size is the better remedy.
+
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it is not changed.
+    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param str covariance: ``"posterior"``, or ``"sandwich"`` for a misspecified model, which needs exactly one
+        minibatched plate.
+    :param int max_draws: draws from which the map is estimated, over all chains; all draws are mapped.
+    :param model_kwargs: keyword arguments of the model.
+    :return: a mapping from sites to draws; ``.done`` describes the correction.
+    :raises ValueError: if there was no run yet, the data are not those of the run, the step size changes or is not
+        stable, or there are too few draws for a sandwich.
+
+    **References:**
+
+    1. *Maximum Likelihood Estimation of Misspecified Models*, H. White (1982), theorem 3.2
+    2. *Risk of Bayesian Inference in Misspecified Models, and the Sandwich Covariance Matrix*, U. K. Müller (2013)
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGLD, corrected
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> kernel = SGLD(model, step_size=5e-4, steps_per_sample=10)  # sd x 1 / (1 - 1 / 4)**.5
+        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=2000, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> draws = corrected(mcmc, x)
+        >>> bool(mcmc.get_samples()["mu"].std() * 1000**0.5 > 1.1), bool(abs(draws["mu"].std() * 1000**0.5 - 1) < 0.05)
+        (True, True)
+        >>> draws.done
+        'Each mode was divided about the mean by the root of its predicted inflation: sds times 0.866 to 0.866.'
+    """
+    kernel, state = checked_run(mcmc, "corrected")
+    checked_choice("covariance", covariance, ("posterior", "sandwich"))
+    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "corrected")
+    every = mcmc.num_chains * mcmc.num_samples
+    draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "corrected")
+    key_scores, key_more = random.split(random.fold_in(key_of(state), 2))
+    found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
+    if covariance == "sandwich":
+        A = _sandwich(kernel, draws, found.values, model_args, model_kwargs, key_more)
+        what = "The covariance of the draws was made the sandwich H^-1 J H^-1, which is not that of the posterior"
+    else:
+        _check_constant_steps(mcmc)
+        law = None
+        if kernel._transforms is None:  # a prediction is for NumPyro's coordinates
+            epoch = epoch_of(kernel, potential_of(kernel, model_args, model_kwargs))
+            pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_more)
+            law = predicted(kernel, state, draws, found.values, pairs, epoch)
+        if law is None or not np.isfinite(law.noise + law.step).all():
+            raise ValueError(
+                "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "
+                "the integrator is not a word with normal noise, or the kernel samples coordinates of its own. "
+                "Use a smaller step_size, or another kernel or integrator."
+            )
+        A = law.rescale
+        what = "Each mode was divided about the mean by the root of its predicted inflation"
+    if not np.isfinite(A).all():
+        raise ValueError("corrected(mcmc): the gradients at the draws are not finite; see summary(mcmc, *model_args).")
+    whole = unconstrained_draws(mcmc, model_args, model_kwargs, every, "corrected")
+    away = whole.z - draws.flat.mean(0)
+    moved = draws.flat.mean(0) + (away @ A.T if A.ndim == 2 else away * A)
+    factors = moved.std((0, 1)) / np.maximum(whole.z.std((0, 1)), 1e-300)
+
+    def constrain(potential, z):
+        return lax.map(lambda z: potential.constrain(unravel_of(potential)(z)), z, batch_size=64)
+
+    flat = jnp.asarray(moved.reshape(-1, moved.shape[-1]), jnp.result_type(float))
+    back = on_model(kernel, constrain, model_args, model_kwargs)(flat)
+    done = f"{what}: sds times {factors.min():.3g} to {factors.max():.3g}."
+    return Corrected(
+        {name: np.asarray(x).reshape(*moved.shape[:2], *x.shape[1:]) for name, x in back.items()},
+        done,
+        dict(zip(draws.names, factors.tolist())),
+    )
+
+
+def _check_constant_steps(mcmc: MCMC) -> None:
+    h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(mcmc.num_chains, -1)
+    if not np.allclose(h, h[:, -1:], rtol=1e-3, atol=0):
+        raise ValueError(
+            "corrected(mcmc): the step size changes during the run, so its draws do not have the same inflation. Use "
+            "weighted_summary(mcmc) or resample(mcmc, key), or a constant step_size."
+        )
+
+
+def _sandwich(
+    kernel: SGMCMC, draws: Draws, g: np.ndarray, model_args: tuple, model_kwargs: Any, key: Any
+) -> np.ndarray:
+    n, d = draws.flat.shape
+    if n < 10 * d:
+        raise ValueError(
+            f'covariance="sandwich" needs 10 draws for each of {d} coordinates, but there are {n} in all. Use a larger '
+            "num_samples or max_draws."
+        )
+    sd = draws.flat.std(0)
+    x, s = (draws.flat - draws.flat.mean(0)) / sd, (g.reshape(n, d) - g.mean((0, 1))) * sd
+    covariance = x.T @ x / n
+    H = np.linalg.solve(covariance, x.T @ s / n)
+    J = _row_scores(kernel, draws, model_args, model_kwargs, key) * np.outer(sd, sd)
+    inverse = np.linalg.inv((H + H.T) / 2)
+    A = _root(inverse @ J @ inverse) @ np.linalg.inv(_root(covariance))
+    return sd[:, None] * A / sd
+
+
+def _row_scores(kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: Any, key: jax.Array) -> np.ndarray:
+    """J, from at most ``ROWS`` rows."""
+
+    def over_rows(potential, mean, key):
+        unravel = unravel_of(potential)
+        energy = lambda z, row, k: potential.per_row(unravel(z), row, k).sum()  # noqa: E731
+        if len(potential.plates) != 1 or potential.draws_local_sites:
+            plates = ", ".join(map(repr, potential.plates)) or "none"
+            raise ValueError(
+                'covariance="sandwich" uses the gradients of single rows: it needs exactly one minibatched plate '
+                f"(there is {plates}), whose rows have no local sites that are drawn. Leave covariance= out."
+            )
+        ((name, plate),) = potential.plates.items()
+        count = min(ROWS, plate.size)
+        rows = random.choice(key, plate.size, (count,), replace=False) if count < plate.size else jnp.arange(count)
+        scores = at_draws(lambda row: jax.grad(energy)(mean, {name: row[None].astype(jnp.int32)}, key), rows)
+        scores = scores - scores.mean(0)
+        return jnp.matmul(scores.T, scores, precision=lax.Precision.HIGHEST) * (plate.size / count)
+
+    mean = jnp.asarray(draws.flat.mean(0), jnp.result_type(float))
+    return np.asarray(on_model(kernel, over_rows, model_args, model_kwargs)(mean, key), float)
+
+
+def _root(matrix: np.ndarray) -> np.ndarray:
+    """The root of a symmetric matrix without negative eigenvalues."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T

@@ -1,0 +1,1 @@
+"""The contract with ``numpyro.infer.MCMC``: chains, their state, and the settings of a run."""

@@ -1,0 +1,118 @@
+"""``settings``: the results of the warm-up of a run."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.report.run_doubts import doubts, verdict
+from numpyro_sgmcmc.tuning.tuning import Tuning
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
+from numpyro_sgmcmc.utils.significance import worst
+from numpyro_sgmcmc.utils.validation import check_mcmc
+
+
+def settings(mcmc: MCMC) -> dict[str, Any]:
+    r"""
+    The settings that the warm-up of a run chose, and the result of its check.
+
+    - **step_size** - h in the coordinates x, :math:`z = c + L x`.
+    - **friction** or **diffusion** - that of the kernel, in x; absent for SGLD.
+    - **steps_per_sample** - steps per draw.
+    - **gradient** - the gradient estimator.
+    - **gradient_noise** - :math:`s^2`, the largest variance of the gradient noise over the coordinates of x.
+    - **predicted_inflation** - the largest relative variance that this noise adds to a coordinate of x, to first order.
+    - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.tuning.coordinates.Coordinates`.
+    - **passes** - passes over the data by the search and the measurements of the warm-up, without its steps.
+    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``, by the check in the second half of the warm-up, and by
+      the refused steps, the temperature and the R-hat of the draws, if there are any. ``"unchecked"`` if nothing is
+      wrong with the draws, and the warm-up was too short for a check.
+    - **scores** - scores of the check of the warm-up: the z-scores of :math:`E[\partial_j U] = 0` and of
+      :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 if there was no check.
+    - **curvature** - the largest curvature of U in x, 1 if L is a full matrix.
+
+    If you pass them to ``settings=`` of a kernel, a later run of the same model starts with these coordinates, without
+    a search. It measures the noise and chooses the step size again, so the kernel, the batch size and the data may
+    differ.
+
+    :param mcmc: an MCMC after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
+    :return: the settings. If each of several chains has found its own (``chain_method="sequential"`` or
+        ``"parallel"``), chains are along the first axis of each value.
+    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
+    :raises ValueError: if there was no run yet, or the step size of the kernel was given.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGHMC, settings
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> mcmc = MCMC(SGHMC(model, batch_size=100), num_warmup=200, num_samples=200, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> found = settings(mcmc)
+        >>> round(found["step_size"], 2), found["steps_per_sample"]
+        (0.3, 4)
+        >>> again = SGHMC(model, batch_size=50, settings=found)
+        >>> MCMC(again, num_warmup=50, num_samples=200, progress_bar=False).run(random.key(2), x)
+    """
+    check_mcmc(mcmc, "settings")
+    kernel, state = mcmc.sampler, mcmc.last_state
+    if not isinstance(kernel, SGMCMC):
+        raise ValueError(
+            f"settings(mcmc) needs a kernel of numpyro_sgmcmc whose warm-up chose the step size, not "
+            f"{type(kernel).__name__}. For a block of numpyro.infer.Gibbs see mcmc.last_state.block_states."
+        )
+    if state is None:
+        raise ValueError("settings(mcmc): there was no run yet; call mcmc.run(...) first.")
+    if not isinstance(state.tuning, Tuning):
+        raise ValueError(
+            "settings(mcmc) needs a kernel whose warm-up chose the step size, but step_size= was given. Leave it out."
+        )
+    tuning = jax.device_get(state.tuning)
+    several = np.ndim(tuning.step_size) == 1
+
+    def value(x):
+        return np.asarray(x) if several else np.asarray(x).item()
+
+    found = {
+        "step_size": value(tuning.step_size),
+        "steps_per_sample": value(tuning.num_steps),
+        "gradient": kernel.gradient,
+        "gradient_noise": value(tuning.variance.max(-1)),
+        "predicted_inflation": value(tuning.inflation),
+        "coordinates": tuning.coordinates,
+        "curvature": value(tuning.curvature),
+        "passes": value(tuning.passes),
+        "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
+        "verdict": value(_verdicts(mcmc, set(state.z), tuning)),
+    }
+    for name in ("friction", "diffusion"):
+        if hasattr(kernel, name):
+            found[name] = getattr(kernel, name)
+    return found
+
+
+def _verdicts(mcmc: MCMC, sites: set[str], tuning: Tuning) -> np.ndarray:
+    """The verdict on a run, or on each of the chains that have found their own settings."""
+    fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
+    of_draws = "ok"
+    if "monitor" in fields:
+        samples = mcmc.get_samples(group_by_chain=True)
+        latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
+        mixing = max((float(r_hat(x).max()) for x in latents), default=None)
+        found = doubts(fields["monitor"], tuning.coordinates.center.shape[-1], tuning.score_limit, mixing)
+        of_draws = worst(*(doubt.verdict for doubt in found if doubt.line != "warm_up"))
+    checks = np.stack(tuning.scores, -1)
+    of_warm_up = [verdict(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
+    found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
+    return np.array(found).reshape(checks.shape[:-1])

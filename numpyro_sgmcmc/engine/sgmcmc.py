@@ -1,0 +1,357 @@
+"""
+The kernel: combines dynamics, integrator, gradient estimator and row scheme, and implements NumPyro's ``MCMCKernel``.
+
+Everything that changes is part of the state, the attributes of the kernel are frozen, and the potential is built anew
+from the arguments of each call. So nothing is stale in a trace that NumPyro reuses for other chains, runs and resumes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import copy
+from functools import partial
+import logging
+from typing import Any
+
+import jax
+from jax import random
+from jax.core import Tracer
+import jax.numpy as jnp
+from numpyro.infer.mcmc import MCMCKernel
+
+from numpyro_sgmcmc.checks.before_start import (
+    check_fits,
+    check_init_params,
+    check_init_strategy,
+    check_not_mapped,
+    check_resumed,
+    checked_found,
+    warn_of_local_moves,
+    warn_of_scales,
+    warn_of_scattered_rows,
+    warn_of_sites,
+)
+from numpyro_sgmcmc.checks.costs import warn_of_costs
+from numpyro_sgmcmc.checks.data_values import check_codes, check_finite, check_integers, warn_of_values
+from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
+from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.engine.chain import Chain
+from numpyro_sgmcmc.engine.chains import Chains, chain_for
+from numpyro_sgmcmc.engine.parts import chain_of_parts
+from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
+from numpyro_sgmcmc.local.models import keeps_values, with_local
+from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
+from numpyro_sgmcmc.model.plates import AUTOMATIC
+from numpyro_sgmcmc.potential.compiled import compiled
+from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
+from numpyro_sgmcmc.report.end_of_run import Bar
+from numpyro_sgmcmc.types import (
+    Adaptive,
+    Checked,
+    Dynamics,
+    GradientEstimator,
+    Integrator,
+    Phase,
+    RowScheme,
+    Schedule,
+    Sites,
+)
+from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, slow_threads
+from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
+
+logger = logging.getLogger(__name__.partition(".")[0])
+
+
+class SGMCMC(MCMCKernel):
+    """
+    A stochastic-gradient MCMC kernel, composed of a dynamics, an integrator, a gradient estimator and a row scheme. The
+    named kernels are special cases.
+
+    :param model: NumPyro model.
+    :param dynamics: the SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.
+    :param integrator: a word or the name of one (:class:`~numpyro_sgmcmc.Splitting`), or an object that implements
+        :class:`~numpyro_sgmcmc.types.Integrator`.
+    :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
+        size.
+    :param rows: row scheme. None: independent batches for words that need them, otherwise reshuffled ones.
+    :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
+        coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. ``Polynomial(None, b, gamma)`` decreases from the chosen
+        step size.
+    :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 per coordinate. ``{}``: all rows.
+    :param int steps_per_sample: integrator steps per draw, in one compiled loop. None: 1, or chosen together with the
+        step size.
+    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: uniform on (-2, 2); if the warm-up chooses the step
+        size, the best of several draws around 0.
+    :param dense_mass: the coordinates whose correlations the warm-up estimates: True, False, or a list of tuples
+        of sites, as for :class:`~numpyro.infer.NUTS`. With more than 1000 coordinates, True means a diagonal and a few
+        directions, and False a diagonal.
+    :param settings: the settings of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
+        coordinates.
+    :param local: how to draw the latent sites of the rows for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
+        :class:`~numpyro_sgmcmc.LocalHMC`, :class:`~numpyro_sgmcmc.LocalLangevin`, or a function, see
+        :class:`~numpyro_sgmcmc.LocalFunction`.
+    :raises ValueError: see :mod:`~numpyro_sgmcmc.potential.minibatched`; at construction where possible, else at
+        ``init``.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from jax import random
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_sgmcmc import SGMCMC, Minibatch, Reshuffled, Splitting
+        >>> from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+        >>> def model(x):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("N", len(x)) as rows:
+        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+        >>> x = 3 + random.normal(random.key(0), (1000,))
+        >>> parts = Underdamped(noise=30.0), Splitting("OBABO"), Minibatch(), Reshuffled()
+        >>> kernel = SGMCMC(model, *parts, step_size=3e-3, batch_size=100, steps_per_sample=20)
+        >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=500, progress_bar=False)
+        >>> mcmc.run(random.key(1), x)
+        >>> bool(abs(mcmc.get_samples()["mu"].mean() - x.mean()) < 0.02)
+        True
+    """
+
+    sample_field = "z"  # pyright: ignore[reportAssignmentType]
+    default_fields = ("z", "diverging", "step_size", "monitor")  # pyright: ignore[reportAssignmentType]
+    _frozen = False
+    _transforms: Transforms | None = None  # transforms of the sites; None: those of NumPyro
+
+    def __init__(
+        self,
+        model: Any,
+        dynamics: Dynamics,
+        integrator: Any,
+        gradient: GradientEstimator | None = None,
+        rows: RowScheme | None = None,
+        *,
+        step_size: float | Schedule | None = None,
+        batch_size: int | Mapping[str, int] | None = None,
+        steps_per_sample: int | None = None,
+        init_strategy: Any = None,
+        dense_mass: bool | Sequence[tuple[str, ...]] = True,
+        settings: Mapping[str, Any] | None = None,
+        local: Any = None,
+    ):
+        self._users_model = checked_model(model)
+        self._model = with_local(model, local)
+        kept = keeps_values(self._model)
+        self._chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
+        self._dense_mass, self._known = checked_found(dense_mass, settings, self._chain.tuned)
+        self.batch_size = checked_batch_size(batch_size)
+        if steps_per_sample is None:
+            self.steps_per_sample = None if self._chain.tuned else 1
+        else:
+            self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
+        self._bar = Bar()
+        self._frozen = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._frozen:
+            raise AttributeError(
+                f"{type(self).__name__}.{name} is frozen: NumPyro compiles a kernel once, so a later change would be "
+                "silently ignored. Make a new kernel."
+            )
+        object.__setattr__(self, name, value)
+
+    # -- the parts, frozen --------------------------------------------------------------------------------------
+
+    @property
+    def dynamics(self) -> Any:
+        """The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`."""
+        return self._chain.dynamics
+
+    @property
+    def integrator(self) -> Integrator:
+        """The integrator; usually a word, see :class:`~numpyro_sgmcmc.Splitting`."""
+        return self._chain.integrator
+
+    @property
+    def gradient(self) -> GradientEstimator:
+        """The gradient estimator."""
+        return self._chain.gradient
+
+    @property
+    def rows(self) -> RowScheme:
+        """The row scheme."""
+        return self._chain.rows
+
+    @property
+    def schedule(self) -> Schedule:
+        """Step index -> h."""
+        return self._chain.schedule
+
+    # -- the contract with MCMC ----------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> full_rows:
+        """The model on all of its rows, as ArviZ, ``Predictive`` and ``log_likelihood`` need it."""
+        return full_rows(self._users_model)
+
+    @property
+    def _sample_fn(self) -> Callable:
+        # MCMC calls `init` again on a resume if this is None. There is nothing to rebuild here, so the result of that
+        # `init` would be thrown away.
+        return self.sample
+
+    def get_diagnostics_str(self, state: SGMCMCState) -> str:
+        """
+        Rows, passes over the data, speed, and chains that do not move. They describe the state before ``state``, which
+        is still being computed.
+        """
+        return self._bar(state)
+
+    def init(
+        self,
+        rng_key: jax.Array,
+        num_warmup: int,
+        init_params: Sites | None,
+        model_args: tuple,
+        model_kwargs: Mapping[str, Any] | None,
+    ) -> SGMCMCState:
+        """
+        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys. Costs O(batch), and one look
+        at each array for values that are not finite; if the warm-up chooses the settings, also eight short descents.
+
+        :param init_params: unconstrained values for some or all sites (constrained values in a block of
+            :class:`~numpyro.infer.Gibbs`, as is its convention); the other sites start by ``init_strategy``.
+        :raises ValueError: for a model that :func:`~numpyro_sgmcmc.potential.minibatched.checked_structure` refuses;
+            ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
+            whose density for a row depends on the other rows of its minibatch.
+        """
+        rng_key = raw_key(rng_key)
+        batched = not is_key(rng_key)
+        if batched and rng_key.shape[0] == 1:
+            # num_chains=1 with a batch of one key: a single chain, without an axis of chains
+            rng_key, batched = rng_key[0], False
+        potential = self._potential(model_args, model_kwargs)
+        chain = self._chain_for(potential)
+        search = self._chains(potential).announced
+        self._bar.begin(potential.plates, search)
+        if search:
+            logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
+        if isinstance(chain.dynamics, Adaptive) and num_warmup < 1:
+            raise ValueError(
+                f"num_warmup={num_warmup}: {type(self).__name__} estimates its preconditioner in the first half of the "
+                "warm-up. Give MCMC a num_warmup."
+            )
+        if chain.tuned:
+            check_not_mapped(rng_key)
+        check_fits(chain, potential, self._known, self._dense_mass, rng_key.shape[0] if batched else 1)
+        if GIBBS_SITES_KWARG not in potential.kwargs:
+            check_init_params(init_params, potential, batched)
+            check_init_strategy(chain.init_strategy, potential)
+        check_integers(potential, model_args, model_kwargs)
+        check_codes(potential, model_args, model_kwargs)
+        warn_of_values(potential, model_args, model_kwargs)
+        on_potential = partial(
+            compiled,
+            model=self._model,
+            model_args=model_args,
+            model_kwargs=model_kwargs,
+            batch_size=self._batch_size,
+            transforms=self._transforms,
+        )
+        mark = _fingerprint(model_args, model_kwargs)
+        mapped = isinstance(rng_key, Tracer)
+
+        def start(potential, *of):
+            state, energies = self._chains(potential).start(*of, num_warmup=num_warmup, fingerprint=mark)
+            z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
+            return state, energies, z, key, {} if mapped else exchanged_energies(potential, z, stream(key, PROBE))
+
+        state, energies, z, key, exchanged = on_potential(start)(rng_key, init_params)
+        if search:
+            logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
+        if not mapped:
+            check_finite(on_potential, potential, z, stream(key, PROBE), model_args, model_kwargs)
+            check_energies(energies)
+            check_single_rows(exchanged)
+            first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
+            self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
+            warn_of_local_moves(on_potential, potential, self._model, z, stream(key, PROBE))
+        elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
+            # in a map over chains the start has no values; another start, made here, has
+            with jax.ensure_compile_time_eval():
+                energies, exchanged = on_potential(self._energies_of_a_start)(random.key(0))
+                check_energies(energies)
+                check_single_rows(exchanged)
+        warn_of_sites(potential.structure)
+        warn_of_costs(potential)
+        warn_of_scales(potential)
+        warn_of_scattered_rows(potential, chain.rows)
+        return state
+
+    def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
+        """Checks that need the values at the start, for a dynamics that is ``Checked``."""
+        if isinstance(self.dynamics, Checked):
+            bound: Any = lambda potential: self._chain_for(potential).dynamics  # noqa: E731
+            report = on_potential(lambda potential, *at: bound(potential).report(*at))
+            self.dynamics.check(report(phase, h), phase)
+
+    def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
+        """One MCMC transition: ``steps_per_sample`` steps of every chain in ``state``."""
+        batched = jnp.ndim(state.i) == 1
+        if batched == is_key(state.rng_key):
+            raise ValueError(
+                f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
+                f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
+            )
+        potential = self._potential(model_args, model_kwargs)
+        check_resumed(state, potential.prototype, batched)
+        return self._chains(potential).transition(state, _fingerprint(model_args, model_kwargs))
+
+    def _chain_for(self, potential: ModelPotential) -> Chain:
+        return chain_for(self._chain, potential)
+
+    def _chains(self, potential: ModelPotential) -> Chains:
+        chain = self._chain_for(potential)
+        return Chains(potential, chain, self.steps_per_sample, self._dense_mass, self._known)
+
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
+        """
+        Unconstrained -> constrained values and deterministic sites, except those inside minibatched plates.
+
+        NumPyro calls it at every transition, so it costs O(batch). It is compiled, because NumPyro's one eager call
+        would otherwise evaluate values that are not used.
+        """
+        return jax.jit(lambda z: self._potential(model_args, model_kwargs).constrain(z))
+
+    # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
+        """Unconstrained -> constrained values, whether or not the arguments contain the values of the other blocks."""
+        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+        return jax.jit(partial(constrained_latents, self._model, args, kwargs, transforms=self._transforms))
+
+    def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
+        """The state under new conditioning values, see :meth:`~numpyro_sgmcmc.engine.chain.Chain.refresh`."""
+        potential = self._potential(model_args, model_kwargs)
+        return self._chain_for(potential).refresh(potential, state)
+
+    def wrap_model(self, wrapper: Callable) -> "SGMCMC":
+        """A copy of this kernel for ``wrapper(model)``."""
+        kernel = copy.copy(self)
+        object.__setattr__(kernel, "_model", wrapper(self._model))
+        return kernel
+
+    def _energies_of_a_start(self, potential, rng_key):
+        rows = potential.some_rows()
+        z = self._chain.start(potential, rng_key, rows, None)
+        return potential.by_site(z, rows, rng_key), exchanged_energies(potential, z, rng_key)
+
+    @property
+    def _batch_size(self) -> Any:
+        return AUTOMATIC if self._chain.tuned and self.batch_size is None else self.batch_size
+
+    def _potential(self, model_args, model_kwargs) -> ModelPotential:
+        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size, self._transforms)
+
+
+def _fingerprint(model_args, model_kwargs):
+    """The fingerprint of the data alone: the values of the other Gibbs blocks change at every sweep."""
+    data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
+    return fingerprint(model_args, data)

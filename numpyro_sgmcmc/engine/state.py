@@ -1,0 +1,144 @@
+"""The state of a chain, and the streams of random numbers that are derived from its key."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.report.end_of_run import Collected
+from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
+from numpyro_sgmcmc.types import BySteps, Phase
+
+# The streams derived from the key of a state. The key itself is not used otherwise.
+NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE = range(6)
+
+
+def stream(rng_key: jax.Array, use: int) -> jax.Array:
+    """The key of one of the streams above."""
+    return random.fold_in(rng_key, use)
+
+
+def next_key(rng_key: jax.Array) -> jax.Array:
+    """The key of the next transition."""
+    return stream(rng_key, NEXT)
+
+
+def raw_key(rng_key: jax.Array) -> jax.Array:
+    """
+    The data of typed keys of the default kind: NumPyro cannot collect a typed key as an extra field. Other typed keys
+    are not changed: their data would be read as those of the default kind, and the four numbers of ``rbg`` as several
+    keys.
+    """
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        if random.key_impl(rng_key) == random.key_impl(random.key(0)) == "threefry2x32":
+            return random.key_data(rng_key)
+    return rng_key
+
+
+class Marks(NamedTuple):
+    """
+    Numbers that rarely change, four uint32 in one array: each array of a state costs about 3 us per call.
+
+    - **wraps** - how often the counter ``i`` has started again at 0.
+    - **num_warmup** - integrator steps of the warm-up.
+    - **fingerprint** - fingerprint of the data at the start, see :mod:`~numpyro_sgmcmc.data.fingerprint`.
+    - **data_changed** - 1 after a transition with other data.
+    """
+
+    wraps: Any
+    num_warmup: Any
+    fingerprint: Any
+    data_changed: Any
+
+    def packed(self) -> jax.Array:
+        """The marks as one array."""
+        return jnp.stack([jnp.asarray(mark, jnp.uint32) for mark in self])
+
+    @classmethod
+    def of(cls, marks: jax.Array) -> "Marks":
+        """The marks from the array of a state, of one chain or several."""
+        return cls(*(marks[..., k] for k in range(4)))
+
+
+class SGMCMCState(NamedTuple):
+    """
+    - **i** - integrator steps so far, uint32; 0 again after 2**32.
+    - **z** - dict of unconstrained values.
+    - **x** - position in the coordinates of the dynamics, raveled; ``()`` if these are the coordinates of ``z``.
+    - **momentum** - like the position, or ``()``.
+    - **thermostat** - scalar, like the position, or ``()``.
+    - **auxiliary** - any other variables of the dynamics, or ``()``.
+    - **last_finite** - the last position with a finite energy, for words that evaluate a gradient at the initial
+      position (SGLD, ``EA``), otherwise ``()``.
+    - **gradient** - gradient at ``z`` for words that start with a kick (BAOAB), otherwise ``()``.
+    - **gradient_state** - state of the gradient estimator.
+    - **rows_state** - position in the sequence of minibatches.
+    - **step_size** - size of the last step.
+    - **potential_estimate** - minibatch estimate of U at the last evaluation of the gradient: noisy, and not at ``z``.
+    - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``, or ``BySteps()``.
+    - **diverging** - whether the last transition refused a step that ended in non-finite values or outside the support.
+    - **refused** - steps refused in a row.
+    - **marks** - see :class:`Marks`.
+    - **rng_key** - key of the next transition.
+    - **tuning** - settings found by the warm-up, the same for all chains, or ``()``: see
+      :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`.
+    """
+
+    i: jax.Array
+    z: Any
+    x: Any
+    momentum: Any
+    thermostat: Any
+    auxiliary: Any
+    last_finite: Any
+    gradient: Any
+    gradient_state: Any
+    rows_state: Any
+    step_size: jax.Array
+    potential_estimate: jax.Array
+    temperature: Any
+    diverging: jax.Array
+    refused: jax.Array
+    marks: jax.Array
+    rng_key: jax.Array
+    tuning: Any = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        # NumPyro tries this with the names in extra_fields= that are no attribute
+        if isinstance(index, str):
+            energy = "; potential_estimate is the energy of a minibatch" * (index == "potential_energy")
+            raise KeyError(f"extra_fields={index!r}: a state has the fields {', '.join(self._fields)}{energy}.")
+        return tuple.__getitem__(self, index)  # super() has no meaning in a NamedTuple
+
+    @property
+    def phase(self) -> Phase:
+        """The variables that the dynamics updates."""
+        return Phase(self.z if isinstance(self.x, tuple) else self.x, self.momentum, self.thermostat, self.auxiliary)
+
+    def at(self, phase: Phase, **fields: Any) -> "SGMCMCState":
+        """This state at another phase, and with other values of ``fields``."""
+        position, *rest = phase
+        name = "z" if isinstance(self.x, tuple) else "x"
+        return self._replace(**{name: position}, **dict(zip(Phase._fields[1:], rest)), **fields)
+
+    @property
+    def monitor(self) -> Collected:
+        """The numbers collected with every draw for the checks of :mod:`~numpyro_sgmcmc.report.end_of_run`."""
+        batched = jnp.ndim(self.i) == 1
+        chain = jnp.arange(jnp.size(self.i)) if batched else 0
+        temperature = (
+            jnp.full_like(self.step_size, jnp.nan) if isinstance(self.temperature, tuple) else self.temperature
+        )
+        changed = Marks.of(self.marks).data_changed
+        found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 7
+        found = [jnp.full_like(self.step_size, number) for number in found]
+        # chains that are tuned one by one have coordinates of their own
+        place = projection(self.phase.z if batched else self.z, batched)
+        jump = jnp.zeros_like(self.step_size)
+        if isinstance(self.temperature, BySteps):
+            jump = squared_step(self.phase.z, self.last_finite, self.step_size, batched)
+        own = chain, self.refused, self.diverging, temperature, self.step_size, changed
+        monitor = Monitor(*own, self.potential_estimate, place, jump, *found)
+        chains = jnp.size(self.i) if batched else 1
+        return Collected.of(monitor, chains, sum(map(jnp.size, jax.tree.leaves(self.phase.z))) // chains)

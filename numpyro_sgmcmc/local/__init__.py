@@ -1,0 +1,1 @@
+"""Latent variables of single rows: a model that has them -> a model of the global sites alone."""

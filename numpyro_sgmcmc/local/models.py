@@ -1,0 +1,183 @@
+r"""
+Latent sites of the rows, which are drawn for each minibatch.
+
+With local values :math:`u_i` drawn from their conditional distribution, Fisher's identity
+
+.. math:: \nabla_z \log p(x_i \mid z) = E_{p(u_i \mid x_i, z)}[\nabla_z \log p(x_i, u_i \mid z)]
+
+makes the gradient at fixed u an unbiased estimate of the gradient of the marginal density, over the rows and the draws.
+If the support of a local site depends on global ones, u is fixed in its unconstrained coordinates, Jacobian included.
+The randomness of the draws is part of the gradient noise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+import numpyro
+from numpyro.distributions import Distribution, biject_to, constraints
+from numpyro.primitives import Messenger, apply_stack
+
+from numpyro_sgmcmc.local.function import PREVIOUS, Conditional, checked_local, is_discrete
+from numpyro_sgmcmc.local.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again, to_plates
+from numpyro_sgmcmc.local.summed import summed_out
+from numpyro_sgmcmc.model.given_values import is_masked
+from numpyro_sgmcmc.model.structure import moves
+
+
+def with_local(model: Any, local: Any) -> Any:
+    """The model of a potential: the model itself, or the model with local sites drawn by ``local``."""
+    return model if local is None else drawn_locally(summed_out(model, imputes=True), checked_local(local))
+
+
+def keeps_values(model: Any) -> bool:
+    """Whether the draws of local sites start at the values of the previous visit to a row."""
+    return isinstance(model, drawn_locally) and getattr(model.local, "start", None) == PREVIOUS
+
+
+class visit(Messenger):
+    """
+    Runs a model that draws local sites, and records their values.
+
+    :param before: initial values by site, with rows along the first axis, and whether each row has any.
+    """
+
+    def __init__(self, fn: Any = None, before: tuple[Mapping[str, jax.Array], jax.Array] | None = None):
+        self.before = before
+        self.values: dict[str, jax.Array] = {}
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "local_start" and self.before is not None:
+            before, seen = self.before
+            axis_of_rows = lambda seen, x: seen.reshape(-1, *(1,) * (x.ndim - 1)) > 0  # noqa: E731
+            fresh = msg["value"]
+            msg["value"] = {s: jnp.where(axis_of_rows(seen, x), x, fresh[s]) for s, x in before.items()}
+        elif msg["type"] == "local_values":
+            self.values = msg["value"]
+
+
+def _told(kind: str, values: Any) -> Any:
+    message: Any = {"type": kind, "name": f"_{kind}", "fn": None, "args": (), "kwargs": {}, "value": values}
+    return apply_stack(message)["value"]
+
+
+@dataclass(frozen=True)
+class drawn_locally:
+    """
+    The model as a function of its global sites; the latent sites in the minibatched plates are drawn by ``local``.
+
+    :param fn: model.
+    :param local: an object with ``draw(rng_key, conditional)``, which returns values like ``conditional.start``.
+    """
+
+    fn: Any
+    local: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = numpyro.prng_key()
+        assert key is not None  # a potential always has one
+        key_prior, key_draw = random.split(key)
+        count = iter(range(2**31))
+
+        def is_local(msg: Any) -> bool:
+            # plates whose rows are given; they may be all rows, if a search goes through the data in parts
+            return any(first.plates[frame.name][0][1] is not None for frame in msg["cond_indep_stack"])
+
+        def from_the_prior(name: str, fn: Distribution) -> jax.Array:
+            try:
+                return jnp.asarray(fn.sample(random.fold_in(key_prior, next(count))))
+            except NotImplementedError as error:
+                raise LocalError(
+                    f"local site {name!r} has a distribution that cannot be sampled, but the "
+                    "draws of local sites start from the prior. Give it a proper prior."
+                ) from error
+
+        first = FirstRun(is_local, from_the_prior)
+        with first:
+            result = self.fn(*args, **kwargs)
+        if not first.sites:
+            return result
+        sites = {name: site.fn for name, site in first.sites.items()}
+        as_they_are = {
+            name: is_discrete(fn) or not (getattr(self.local, "on_real_line", True) or moves(fn.support))
+            for name, fn in sites.items()
+        }
+
+        def on_support(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            return {
+                name: values[name] if as_they_are[name] else _on_support(values[name], sites[name])[0] for name in sites
+            }
+
+        def off_support(values: Mapping[str, Any]) -> dict[str, jax.Array]:
+            inside = {name: _inside(jnp.asarray(values[name]), fn) for name, fn in sites.items()}
+            return {
+                name: x if as_they_are[name] else biject_to(sites[name].support).inv(x) for name, x in inside.items()
+            }
+
+        def densities(values: Mapping[str, jax.Array]) -> Any:
+            log_dets = []
+
+            def value_of(name: str, fn: Distribution) -> jax.Array:
+                if as_they_are[name]:
+                    return values[name]
+                value, log_det = _on_support(values[name], fn)
+                log_dets.append(log_det)
+                return value
+
+            total, others = run_again(self.fn, args, kwargs, first, value_of)
+            return sum((to_plates(x, list(first.frames.values())) for x in log_dets), start=total), others
+
+        def density(values: Mapping[str, jax.Array]) -> Any:
+            return densities(values)[0]
+
+        plates = [name for name in first.frames if first.plates[name][0][1] is not None]
+        rows = {name: first.plates[name][1] for name in plates}
+        of_rows = rows[plates[0]] if len(plates) == 1 else rows
+        start = lax.stop_gradient(off_support({name: site.value for name, site in first.sites.items()}))
+        if keeps_values(self):
+            axes = {name: first.frames[plates[0]] - fn.event_dim for name, fn in sites.items()}
+            rows_first = {name: jnp.moveaxis(x, axes[name], 0) for name, x in start.items()}
+            start = {name: jnp.moveaxis(x, 0, axes[name]) for name, x in _told("local_start", rows_first).items()}
+        check_nothing_else_depends(densities, start, "drawn by local=")
+        given = (lax.stop_gradient(first.globals()), of_rows, *args), kwargs
+        conditional = Conditional(sites, start, density, on_support, off_support, given)
+        sampler = _told("local_sampler", self.local)
+        values = jax.tree.map(lax.stop_gradient, sampler.draw(key_draw, conditional))
+        if keeps_values(self):
+            _told("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
+        emit(f"{' and '.join([*first.observed, *sites])} (drawn by local=)", density(values), first)
+        return result
+
+
+def _on_support(x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
+    """The constrained value, and the log determinant of the Jacobian for each element of the batch shape."""
+    transform = biject_to(fn.support)
+    value = transform(x)
+    log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
+    event_dim = jnp.ndim(log_det) - len(fn.batch_shape)
+    return value, log_det.sum(tuple(range(-event_dim, 0)))
+
+
+def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
+    """
+    Moves a value that was rounded to the boundary of its support, where densities may be infinite, inside. A value
+    further outside becomes NaN, so that the step is refused: NumPyro's densities may be finite there. A masked site may
+    have any values.
+    """
+    support: Any = fn.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support in (constraints.simplex, constraints.positive, constraints.nonnegative, constraints.unit_interval):
+        limits = jnp.finfo(value.dtype)
+        inside, possible = jnp.maximum(value, limits.tiny), value >= -limits.eps
+        if support is constraints.unit_interval:
+            inside, possible = jnp.minimum(inside, 1 - limits.epsneg), possible & (value <= 1 + limits.eps)
+    elif support.event_dim == 0 and not is_discrete(fn):
+        inside, possible = value, support(value)
+    else:
+        return value
+    return inside if is_masked(fn) else jnp.where(possible, inside, jnp.nan)

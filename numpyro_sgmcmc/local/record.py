@@ -1,0 +1,78 @@
+"""
+Draws of local sites, recorded with what a run does not keep: where their chains start, and which moves they accept.
+Such draws are made for this alone, so that a step of the global chain costs nothing more.
+"""
+
+from collections.abc import Mapping
+import copy
+from typing import Any, NamedTuple
+
+import jax
+from numpyro.primitives import Messenger
+
+from numpyro_sgmcmc.local.function import Conditional
+from numpyro_sgmcmc.local.models import drawn_locally, visit
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.types import Rows, Sites
+
+
+class Recorded(NamedTuple):
+    """
+    - **start** - local site -> the initial values of its chain, in the coordinates of the sampler.
+    - **values** - local site -> the values drawn, like ``start``.
+    - **stored** - the values drawn with rows along axis 0, for the next visit; empty if no values are kept.
+    - **accepted** - whether each move was accepted, shape ``(moves, *plates)``; None if there are no moves.
+    - **plates** - number of axes of the plates, which come first in ``start`` and ``values``, by site.
+    """
+
+    start: Sites
+    values: Sites
+    stored: Sites
+    accepted: jax.Array | None
+    plates: Mapping[str, int]
+
+
+class _record(Messenger):
+    """Runs a model that draws local sites in the place of their sampler, and records the draws."""
+
+    def __init__(self, fn: Any):
+        self.found: Any = None
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "local_sampler":
+            self.sampler, msg["value"] = msg["value"], self
+
+    def draw(self, rng_key: jax.Array, conditional: Conditional) -> Any:
+        accepted = None
+        if hasattr(self.sampler, "draw_watched"):
+            values, accepted = self.sampler.draw_watched(rng_key, conditional)
+        else:
+            values = self.sampler.draw(rng_key, conditional)
+        plates = {name: len(fn.batch_shape) for name, fn in conditional.sites.items()}
+        self.found = Recorded(dict(conditional.start), dict(values), {}, accepted, plates)
+        return values
+
+
+def makes_moves(model: Any) -> bool:
+    """Whether local sites are drawn by moves that may be rejected."""
+    return isinstance(model, drawn_locally) and hasattr(model.local, "draw_watched")
+
+
+def recorded_draw(
+    potential: ModelPotential,
+    z: Sites,
+    rows: Rows,
+    rng_key: jax.Array,
+    before: tuple[Sites, jax.Array] | None = None,
+) -> Recorded:
+    """
+    One draw of the local sites of these rows.
+
+    :param before: as for :meth:`~numpyro_sgmcmc.potential.potential.ModelPotential.visit`.
+    """
+    recorded = copy.copy(potential)
+    visited = visit(potential._model, before)
+    recorded._model = record = _record(visited)
+    recorded.estimate(z, rows, rng_key)
+    return record.found._replace(stored=dict(visited.values))

@@ -1,0 +1,66 @@
+"""Functions of a potential as compiled programs, for computations outside of a transition."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from numpyro_sgmcmc.data.arrays import Indexable, indexable
+from numpyro_sgmcmc.model.handlers import Transforms
+from numpyro_sgmcmc.potential.minibatched import NeedsValues
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.utils import trees
+
+
+def compiled(
+    fn: Callable,
+    model: Any,
+    model_args: tuple,
+    model_kwargs: Mapping[str, Any] | None,
+    batch_size: Any,
+    transforms: Transforms | None = None,
+) -> Callable:
+    """
+    ``fn(potential, *rest)`` as a compiled function of ``rest``.
+
+    The data are arguments of the compiled program, because a closure would copy them as constants. NumPy arrays are
+    copied to the device once, for all calls. The program exists as long as the returned function. It is not kept for
+    later runs, because one cannot find out reliably which arrays a model closes over. JAX's persistent compilation
+    cache can save this time.
+    """
+
+    def on_potential(args, kwargs, *rest):
+        return fn(ModelPotential.of(model, args, kwargs, batch_size, transforms), *rest)
+
+    return on_data(on_potential, model_args, model_kwargs)
+
+
+def on_data(fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable:
+    """``fn(args, kwargs, *rest)`` as a compiled function of ``rest``, as in :func:`compiled`."""
+    model_args, model_kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+    arrays, rebuild = trees.arrays_apart((model_args, model_kwargs))
+    arrays = [x.on_device() if isinstance(x, Indexable) else x for x in arrays]
+
+    @jax.jit
+    def on_arguments(arrays, *rest):
+        args, kwargs = rebuild(arrays)
+        return fn(args, kwargs, *rest)
+
+    @jax.jit
+    def on_constants(*rest):
+        return fn(model_args, model_kwargs, *rest)
+
+    program = None
+
+    def run(*rest):
+        nonlocal program
+        if program is None:
+            program = partial(on_arguments, arrays)
+            try:
+                return program(*rest)
+            except (jax.errors.JAXTypeError, NeedsValues):
+                program = on_constants  # for a model that needs values, such as int(y.max())
+        return program(*rest)
+
+    return run

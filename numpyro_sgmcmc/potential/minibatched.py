@@ -1,0 +1,199 @@
+"""
+Decides which plates are minibatched, and refuses models that cannot be sampled in this way. The errors name the site or
+plate and a remedy.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from numpyro_sgmcmc.data.argument_checks import check_arrays
+from numpyro_sgmcmc.data.row_array import RowArray, asks_for_all
+from numpyro_sgmcmc.local.models import drawn_locally
+from numpyro_sgmcmc.model.given_values import SiteError, of_all_rows
+from numpyro_sgmcmc.model.handlers import Transforms
+from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
+from numpyro_sgmcmc.model.row_checks import (
+    INDEXED,
+    check_lengths,
+    check_missing,
+    check_observations,
+    check_rows,
+    check_sparse,
+)
+from numpyro_sgmcmc.model.structure import Structure, log_density, outline
+from numpyro_sgmcmc.types import Plate
+from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
+
+
+class NeedsValues(ValueError):
+    """A model needs the value of a traced array."""
+
+
+def checked_structure(
+    model: Any,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    batch_size: int | str | Mapping[str, int] | None,
+    transforms: Transforms | None = None,
+) -> tuple[dict[str, Plate], Structure]:
+    """
+    The minibatched plates, and the structure of the model with these plates cut to minibatches.
+
+    :raises ValueError: for anything that would make the minibatch potential wrong; the message names the site or plate.
+    """
+    siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
+    whole = _outline_of_all_rows(model, args, kwargs, transforms)
+    if isinstance(model, drawn_locally):
+        return _with_local_sites(model, args, kwargs, batch_size, transforms, whole)
+    check_missing(whole)
+    _check_latents(whole)
+    if batch_size == AUTOMATIC:
+        batch_size = None
+        declared = batch_sizes(whole, None, siblings)
+        ours = automatic_sizes(whole, siblings)
+        if ours and not declared:
+            try:
+                return checked_structure(model, args, kwargs, ours, transforms)
+            except ValueError:
+                pass  # the user has not asked for minibatches, so a model that cannot be cut uses all rows
+    sizes = batch_sizes(whole, batch_size, siblings)
+    check_declared_in_gibbs(whole, batch_size, kwargs)
+    plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}
+    for name, site in whole.latents.items():
+        for plate in site.plates:
+            if plate in plates:
+                raise ValueError(local_message(name, plate))
+    structure = _cut(model, args, kwargs, plates, transforms) if plates else whole
+    check_observations(whole)
+    _check_other_plates(model, args, kwargs, transforms, whole, plates)
+    return plates, structure
+
+
+def _with_local_sites(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: Any, transforms: Transforms | None, whole: Structure
+) -> tuple[dict[str, Plate], Structure]:
+    if GIBBS_SITES_KWARG in kwargs:
+        raise ValueError(
+            "local= does not work in a block of numpyro.infer.Gibbs, as its other blocks use all rows. Leave local= or "
+            "Gibbs out."
+        )
+    size = None if batch_size == AUTOMATIC else batch_size
+    plates = {name: Plate(whole.plates[name][0], n) for name, n in batch_sizes(whole, size, frozenset(), True).items()}
+    if not plates:
+        raise ValueError(
+            "local= draws the latent sites of the rows of a minibatch, but no plate is minibatched. Give "
+            "batch_size={plate: rows}. For all of the data leave local= out: all sites are then sampled alike."
+        )
+    cut = _cut(model, args, kwargs, plates, transforms)
+    _check_latents(cut)
+    if not any(site.plates.keys() & plates.keys() for site in whole.latents.values()):
+        raise ValueError(
+            f"local= is given, but there is no latent site in {_list(plates)}: {', '.join(map(repr, whole.latents))} "
+            "are outside. Move the latent sites of the rows into the plate, or leave local= out."
+        )
+    check_observations(whole)
+    _check_other_plates(model, args, kwargs, transforms, whole, plates)
+    return plates, cut
+
+
+def _cut(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], plates: Mapping[str, Plate], transforms: Transforms | None
+) -> Structure:
+    """The structure of the model with its plates cut to minibatches, after all checks."""
+    sizes = {name: plate.batch_size for name, plate in plates.items()}
+    try:
+        cut = outline(model, args, kwargs, sizes, transforms)
+    except SiteError as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:
+        site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
+        handler = of_all_rows(model, [plate.size for plate in plates.values()])
+        hint = (
+            f"{handler} around the model has values of all rows: use it in the plate, on x[rows]. " if handler else ""
+        )
+        raise ValueError(
+            f"the model fails{f' at site {site!r}' if site else ''} when {_list(plates)} is cut to {_sizes(plates)} "
+            f"rows. Every array with a row for each element of the plate must be indexed by it: {INDEXED}. "
+            f"{hint}The failure was: {type(error).__name__}: {error}"
+        ) from error
+    check_sparse(cut, plates, args, kwargs)
+    check_rows(cut, plates)
+    return cut
+
+
+def _check_other_plates(
+    model: Any,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    transforms: Transforms | None,
+    whole: Structure,
+    plates: Mapping[str, Plate],
+) -> None:
+    """
+    :raises ValueError: for data that do not fit a plate that is not minibatched.
+    """
+    others = {
+        name: size for name, (size, _) in whole.plates.items() if name not in plates and name not in whole.unequal
+    }
+    if not others:
+        return
+    try:
+        indexed = outline(model, args, kwargs, others, transforms)
+    except Exception:  # a model may need the numbers of such rows, for example to index a NumPy array
+        return
+    check_lengths(indexed, {name: Plate(size, size) for name, size in others.items()})
+
+
+def _outline_of_all_rows(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], transforms: Transforms | None
+) -> Structure:
+    try:
+        return outline(model, args, kwargs, {}, transforms)
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
+        raise NeedsValues(
+            "the model needs a traced value as a plain Python number, perhaps for the size of a plate. With "
+            "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...)."
+        ) from error
+    except ValueError as error:
+        by_row = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, RowArray)]
+        if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it calls __jax_array__
+            raise asks_for_all(*by_row) from error
+        raise
+    except (TypeError, AttributeError, NotImplementedError) as error:
+        check_arrays(args, kwargs, error)
+        if not isinstance(error, jax.errors.TracerArrayConversionError):
+            raise
+        raise NeedsValues(
+            "the model passes a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
+            "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
+            "(jnp.asarray); convert columns of a DataFrame with .to_numpy() before the run."
+        ) from error
+
+
+def _check_latents(structure: Structure) -> None:
+    if not structure.latents:
+        raise ValueError("the model has no latent sample site, so there is nothing to sample.")
+    for name, site in structure.latents.items():
+        if site.discrete:
+            raise ValueError(
+                f"latent site {name!r} is discrete and has no gradient. Sum it out (`MixtureSameFamily` for mixtures, "
+                "or infer={'enumerate': 'parallel'} on a site in the plate of the data), or sample it in a block of "
+                "its own with `numpyro.infer.Gibbs`. (If it is data: its obs= is None.)"
+            )
+        if site.delta:
+            raise ValueError(f"latent site {name!r} has a Delta distribution. Use `numpyro.deterministic` instead.")
+    if structure.mutable:
+        raise ValueError(
+            f"mutable site {structure.mutable[0]!r} (running statistics such as BatchNorm's) would never be updated, "
+            "as a potential has no state. Use a layer without running statistics, for example LayerNorm."
+        )
+
+
+def _list(plates: Mapping[str, Plate]) -> str:
+    return " and ".join(f"plate {name!r}" for name in plates)
+
+
+def _sizes(plates: Mapping[str, Plate]) -> str:
+    return " and ".join(str(plate.batch_size) for plate in plates.values())

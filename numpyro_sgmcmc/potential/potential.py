@@ -1,0 +1,307 @@
+"""
+NumPyro model -> U(z), the negative log joint density of its unconstrained latents: the prior's energy, the energy of
+each row, the minibatch estimate.
+
+A potential is built anew from the arguments of every call and used in it only. It may hold tracers; kernels never
+keep one.
+
+All latents are outside the minibatched plates; :mod:`~numpyro_sgmcmc.potential.minibatched` refuses others. Only
+``_trace`` gives the latents their values.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+import copy
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.infer import init_to_uniform
+
+from numpyro_sgmcmc.data.arrays import indexable
+from numpyro_sgmcmc.data.on_disk import OnDisk
+from numpyro_sgmcmc.data.sharded import ShardedRows
+from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
+from numpyro_sgmcmc.local.summed import summed_out
+from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
+from numpyro_sgmcmc.model.structure import Structure
+from numpyro_sgmcmc.potential.minibatched import checked_structure
+from numpyro_sgmcmc.types import Plate, Rows, Sites
+from numpyro_sgmcmc.utils.compat import find_valid_initial_params
+
+
+class ModelPotential:
+    """
+    The potential of a model for given arguments.
+
+    :param model: NumPyro model.
+    :param tuple args: its arguments; all arrays among them are JAX arrays.
+    :param dict kwargs: its keyword arguments.
+    :param dict plates: the plates that are minibatched.
+    :param structure: the model's structure.
+    :param dict transforms: site -> NumPyro transform from unconstrained values to its support, instead of
+        ``biject_to(support)``.
+
+    ``draws_local_sites`` says whether latent sites of the rows are drawn for each minibatch, ``keeps_local_values``
+    whether these draws start at the values of the previous visit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        plates: Mapping[str, Plate],
+        structure: Structure,
+        transforms: Transforms | None = None,
+    ):
+        self.plates = plates
+        self.structure = structure
+        self.transforms = transforms
+        self.args, self.kwargs = args, dict(kwargs)
+        self._weights: Mapping[str, Any] = {}
+        self.draws_local_sites = isinstance(model, drawn_locally)
+        self.keeps_local_values = keeps_values(model)
+        self._model = model
+        if structure.has_params:
+            self._model = handlers.substitute(model, data=self._frozen())
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        model_args: tuple,
+        model_kwargs: Mapping[str, Any] | None,
+        batch_size: Any,
+        transforms: Transforms | None = None,
+    ) -> "ModelPotential":
+        """
+        The potential for a user's model and arguments.
+
+        :raises ValueError: see :func:`~numpyro_sgmcmc.potential.minibatched.checked_structure`.
+        """
+        args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+        if not isinstance(model, drawn_locally):
+            model = summed_out(model)
+        plates, structure = checked_structure(model, args, kwargs, batch_size, transforms)
+        return cls(model, args, kwargs, plates, structure, transforms)
+
+    @property
+    def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the unconstrained latents."""
+        return self.structure.prototype
+
+    @property
+    def randomised(self) -> bool:
+        """Whether the model draws its own keys (``numpyro.prng_key()``)."""
+        return self.structure.randomised
+
+    @property
+    def sources(self) -> list[OnDisk]:
+        """The arguments that are on disk."""
+        return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, OnDisk)]
+
+    @property
+    def row_sources(self) -> list[OnDisk]:
+        """Those with one row for each element of the minibatched plate; none if several plates are minibatched."""
+        sizes = [plate.size for plate in self.plates.values()]
+        return [source for source in self.sources if [len(source)] == sizes]
+
+    @property
+    def sharded(self) -> list[ShardedRows]:
+        """The arguments whose rows are distributed over devices."""
+        return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, ShardedRows)]
+
+    @property
+    def devices(self) -> int:
+        """
+        The number of devices over which they are distributed.
+
+        :raises ValueError: if it is not the same for all.
+        """
+        numbers = {array.devices for array in self.sharded} or {1}
+        if len(numbers) > 1:
+            raise ValueError(
+                f"{' and '.join(map(repr, self.sharded))} are not distributed over the same number of devices. Use the "
+                "same for all."
+            )
+        return numbers.pop()
+
+    @contextmanager
+    def serving(
+        self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[None]:
+        """
+        A context in which the :attr:`row_sources` return the data of these rows that have already been read, each
+        device looks up its own share of the rows, and the energies of the rows are weighted.
+        """
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_weights", self._weights)
+            self._weights = weights
+            for of_plate in rows.values():
+                for source, what in (*zip(self.row_sources, read), *((array, True) for array in self.sharded)):
+                    stack.enter_context(source.serving(of_plate, what))
+            yield
+
+    @property
+    def local_values(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the stored values of the local sites of a minibatch, with rows along axis 0."""
+
+        def values(z, rows):
+            return self.visit(z, rows, None, None)[1]
+
+        return jax.eval_shape(values, self.prototype, self.some_rows())
+
+    def _frozen(self) -> dict[str, Any]:
+        """Values of the `param` sites, from their initialisers with a fixed key, so that all chains have the same."""
+        seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
+        tr = handlers.trace(seeded).get_trace(*self.args, **self.kwargs)
+        return {name: site["value"] for name, site in tr.items() if site["type"] == "param"}
+
+    def some_rows(self) -> Rows:
+        """
+        Rows for computations whose result does not depend on the rows; O(batch), where all rows would be O(N). They are
+        never traced, so that NumPy arrays are indexed by NumPy and not copied to the device.
+        """
+        with jax.ensure_compile_time_eval():
+            return {name: jnp.arange(plate.batch_size, dtype=jnp.int32) for name, plate in self.plates.items()}
+
+    def _trace(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
+        key = jax.random.key(0) if rng_key is None else rng_key
+        at_z = unconstrained(minibatch(self._model, rows, key), z, self.transforms)
+        return handlers.trace(at_z).get_trace(*self.args, **self.kwargs)
+
+    def energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
+        """Name, plates (name -> dim) and scaled energy, not summed, of every sample site."""
+        for name, site in self._trace(z, rows, rng_key).items():
+            if site["type"] == "sample":
+                log_prob = site["fn"].log_prob(site["value"])
+                if site["scale"] is not None:
+                    log_prob = site["scale"] * log_prob
+                plates = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+                for plate in self._weights.keys() & plates.keys():
+                    log_prob = log_prob * self._weights[plate].reshape(-1, *(1,) * (-plates[plate] - 1))
+                yield name, plates, -log_prob
+
+    def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
+        """Energy of everything outside the minibatched plates, including the Jacobians of transforms; needs no data."""
+        energies = self.energies(z, self.some_rows(), rng_key)
+        return _sum(energy for _, plates, energy in energies if not self.plates.keys() & plates)
+
+    def per_row(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
+        """
+        Energy of each row in the batch, shape ``(batch_size,)``, without the factor N/n.
+
+        :raises ValueError: if not exactly one plate is minibatched, so that a row is not defined.
+        """
+        if len(self.plates) != 1:
+            raise ValueError(
+                f"energies of single rows need exactly one minibatched plate, not {len(self.plates)}: "
+                f"{', '.join(map(repr, self.plates)) or 'none'}. Use gradient=Minibatch()."
+            )
+        ((name, plate),) = self.plates.items()
+        n = rows[name].shape[0]
+        total = jnp.zeros(n)
+        for _, plates, energy in self.energies(z, rows, rng_key):
+            if name in plates:
+                energy = jnp.moveaxis(energy, plates[name], 0).reshape(n, -1).sum(1)
+                total = total + energy * (n / plate.size)
+        return total
+
+    def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
+        """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself if no plate is minibatched."""
+        return _sum(energy for _, _, energy in self.energies(z, rows, rng_key))
+
+    def visit(
+        self, z: Sites, rows: Rows, rng_key: jax.Array | None, before: tuple[Sites, jax.Array] | None
+    ) -> tuple[jax.Array, Sites]:
+        """
+        :meth:`estimate` with local sites drawn by a chain that starts at given values, and the values drawn.
+
+        :param before: values by site, with rows along axis 0, and whether a row has any; None: no row has any.
+        """
+        potential = copy.copy(self)
+        potential._model = visits = visit(self._model, before)
+        return potential.estimate(z, rows, rng_key), visits.values
+
+    def by_site(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> dict[str, jax.Array]:
+        """The terms of :meth:`estimate`."""
+        return {name: jnp.sum(energy) for name, _, energy in self.energies(z, rows, rng_key)}
+
+    def constrain(self, z: Sites) -> dict[str, jax.Array]:
+        """
+        Constrained values of the latents and of those deterministic sites that do not depend on rows.
+
+        Sites inside a minibatched plate are left out: they would be N numbers per draw, evaluated at every transition.
+        Sites outside that depend on its rows, ``structure.left_out``, are left out too: their values would be those of
+        one minibatch; and so are those that depend on missing values, which have no values.
+        """
+        constrained = {}
+        for name, site in self._trace(z, self.some_rows(), None).items():
+            deterministic = (
+                site["type"] == "deterministic"
+                and name not in self.structure.left_out + self.structure.with_missing
+                and not self.plates.keys() & {frame.name for frame in site["cond_indep_stack"]}
+            )
+            if deterministic or (site["type"] == "sample" and name in z):
+                constrained[name] = site["value"]
+        return constrained
+
+    def site_values(self, z: Sites, rows: Rows) -> dict[str, Any]:
+        """Constrained values of all sample and deterministic sites on these rows."""
+        trace = self._trace(z, rows, None)
+        return {name: site["value"] for name, site in trace.items() if site["type"] in ("sample", "deterministic")}
+
+    def with_values(self, values: dict[str, jax.Array]) -> "ModelPotential":
+        """The potential of the model in which these values replace those of deterministic sites."""
+        potential = copy.copy(self)
+        potential._model = handlers.substitute(self._model, data=values)
+        return potential
+
+    def latents(self, z: Sites) -> dict[str, jax.Array]:
+        """Constrained values of the latents."""
+        tr = self._trace(z, self.some_rows(), None)
+        return {name: tr[name]["value"] for name in z}
+
+    def unconstrain(self, values: dict[str, jax.Array]) -> Sites:
+        """The inverse of :meth:`constrain` for the latents among ``values``."""
+        seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
+        tr = handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*self.args, **self.kwargs)
+        latents = values.keys() & self.prototype.keys()
+        inverse = {name: transform_of(name, tr[name]["fn"], self.transforms).inv for name in latents}
+        return {name: jnp.asarray(inverse[name](value)) for name, value in values.items() if name in latents}
+
+    def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
+        """A start with finite energy and gradient on these rows, if NumPyro's search finds one."""
+        usual = ModelPotential(self._model, self.args, self.kwargs, self.plates, self.structure)
+        prototype = self.prototype
+        if self.transforms:  # the search is in NumPyro's own coordinates
+            prototype = jax.eval_shape(lambda z: usual.unconstrain(self.latents(z)), prototype)
+        prototype = {name: jnp.zeros(s.shape, s.dtype) for name, s in prototype.items()}
+        (z, _, _), _ = find_valid_initial_params(
+            rng_key,
+            minibatch(self._model, rows, jax.random.key(0)),
+            init_strategy=init_to_uniform if init_strategy is None else init_strategy,
+            model_args=self.args,
+            model_kwargs=self.kwargs,
+            prototype_params=prototype,
+        )
+        return self.unconstrain(usual.latents(z)) if self.transforms else z
+
+
+def constrained_latents(
+    model: Any, args: tuple, kwargs: Mapping[str, Any], z: Sites, transforms: Transforms | None = None
+) -> dict[str, jax.Array]:
+    """
+    Constrained values of the sites in ``z``, computed by their transforms alone. Other latents, which a Gibbs kernel
+    leaves out here, are drawn; they matter only if a support depends on them.
+    """
+    seeded = handlers.seed(minibatch(model), jax.random.key(0))
+    tr = handlers.trace(unconstrained(seeded, z, transforms)).get_trace(*args, **kwargs)
+    return {name: tr[name]["value"] for name in z}
+
+
+def _sum(energies: Any) -> jax.Array:
+    return sum((jnp.sum(energy) for energy in energies), start=jnp.zeros(()))

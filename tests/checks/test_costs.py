@@ -1,0 +1,118 @@
+"""A step costs as much as its minibatch: what would cost all rows is an error or a warning at the start."""
+
+import warnings
+
+import jax
+from jax import random
+from jax.experimental.sparse import BCOO, BCSR
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from numpyro_sgmcmc import SGLD
+from numpyro_sgmcmc.checks import costs
+
+N, P, B = 200, 5, 10
+rng = np.random.default_rng(0)
+X = (rng.normal(size=(N, P)) * (rng.random((N, P)) < 0.3)).astype(np.float32)
+Y = rng.normal(size=N).astype(np.float32)
+
+
+def weights():
+    return numpyro.sample("w", dist.Normal(0, 1).expand([P]).to_event(1))
+
+
+def regression(X, y):
+    w = weights()
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1), obs=y[rows])
+
+
+def all_rows_first(X, y):
+    mean = X @ weights()
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(mean[rows], 1), obs=y[rows])
+
+
+def standardised(X, y):
+    w, X = weights(), (X - X.mean(0)) / (1 + X.std(0))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1), obs=y[rows])
+
+
+def kept(X, y):
+    mean = numpyro.deterministic("mean", X @ weights())
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(mean[rows], 1), obs=y[rows])
+
+
+def potential(model, *args):
+    return SGLD(model, step_size=1e-3, batch_size=B)._potential(args, {})
+
+
+def estimate(model, *args):
+    return potential(model, *args).estimate({"w": jnp.arange(P) / P}, {"rows": jnp.arange(B) * 7})
+
+
+@pytest.mark.parametrize("form", [BCOO.fromdense, BCSR.fromdense], ids=["BCOO", "BCSR"])
+def test_a_sparse_matrix_whose_rows_are_not_apart(form):
+    """It comes before anything is compiled."""
+    compilations = []
+    sparse, w = form(X), estimate(regression, X, Y)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: compilations.append(event) if "backend_compile" in event else None
+    )
+    with pytest.raises(ValueError, match="^argument 1 is a sparse .*n_batch=1.*two arrays.*docs/howto.md"):
+        SGLD(regression, step_size=1e-3, batch_size=B).init(random.key_data(random.key(0)), 0, None, (sparse, Y), {})
+    assert len(compilations) <= 1  # the key
+    np.testing.assert_allclose(estimate(all_rows_first, sparse, Y), w, rtol=1e-5)  # all rows, in each step
+
+
+def test_a_sparse_matrix_by_rows():
+    np.testing.assert_allclose(
+        estimate(regression, BCOO.fromdense(X, n_batch=1), Y), estimate(regression, X, Y), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    "model, few, warned",
+    [
+        (regression, 0, {"numpy": False, "jax": False}),
+        (all_rows_first, 0, {"numpy": True, "jax": True}),
+        (all_rows_first, N * P, {"numpy": False, "jax": False}),
+        (standardised, 0, {"numpy": False, "jax": True}),  # NumPy computes it while the model is traced
+    ],
+)
+def test_data_that_are_used_before_they_are_indexed(model, few, warned, array, monkeypatch):
+    monkeypatch.setattr(costs, "FEW", few)
+    found = potential(model, array(X), array(Y))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        costs.warn_of_costs(found)
+    assert bool(caught) == warned["numpy" if array is np.asarray else "jax"]
+    if caught:
+        assert "of shape (200, 5), in every step, and not only with the 10 of 200 rows" in str(caught[0].message)
+
+
+def test_a_deterministic_site_of_all_rows():
+    kernel = SGLD(kept, step_size=1e-3, batch_size=B)
+    with pytest.warns(
+        UserWarning, match="deterministic site 'mean' has a number for each of the 200 rows of plate 'rows'"
+    ):
+        kernel.init(random.key(0), 0, None, (X, Y), {})
+
+
+def test_other_deterministic_sites():
+    def model(X, y):
+        w = weights()
+        numpyro.deterministic("norm", jnp.linalg.norm(w))
+        with numpyro.plate("groups", N):
+            effect = numpyro.sample("effect", dist.Normal(0, 1))
+            numpyro.deterministic("twice", 2 * effect)
+        with numpyro.plate("rows", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(numpyro.deterministic("mean", X[rows] @ w), 1), obs=y[rows])
+
+    SGLD(model, step_size=1e-3, batch_size=B).init(random.key(0), 0, None, (X, Y), {})
