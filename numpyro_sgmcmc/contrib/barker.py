@@ -70,8 +70,9 @@ class Barker(Dynamics):
         return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
-        """Relative variance by white noise beyond the variance set by ``informed``: h M^-1 (s^2 - tau^2) / 2."""
-        known = jax.tree.map(jnp.zeros_like, variance) if isinstance(phase.auxiliary, tuple) else phase.auxiliary
+        """Relative variance by white noise beyond ``phase.noise_variance`` tau^2: h M^-1 (s^2 - tau^2) / 2."""
+        known = phase.noise_variance
+        known = jax.tree.map(jnp.zeros_like, variance) if isinstance(known, tuple) else known
         inverse_mass = trees.like(self.inverse_mass_matrix, variance)
         return jax.tree.map(lambda s2, t2, im: 0.5 * h * im * (s2 - t2), variance, known, inverse_mass)
 
@@ -84,7 +85,7 @@ class Barker(Dynamics):
 
         sizes, signs = noise.normal_like(key_size, phase.z), noise.uniform_like(key_sign, phase.z)
         inverse_mass = trees.like(self.inverse_mass_matrix, phase.z)
-        return phase._replace(z=jax.tree.map(jump, phase.z, gradient, phase.auxiliary, sizes, signs, inverse_mass))
+        return phase._replace(z=jax.tree.map(jump, phase.z, gradient, phase.noise_variance, sizes, signs, inverse_mass))
 
 
 def upwards(g: jax.Array, w: jax.Array, variance: jax.Array) -> jax.Array:

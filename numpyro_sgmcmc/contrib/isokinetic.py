@@ -59,7 +59,7 @@ class Isokinetic(Dynamics):
     :param float noise: D, the rate at which the direction is refreshed.
     :param inverse_mass_matrix: 1.0, a scalar, or a dict of diagonals like ``z``.
     :param bool by_noise: whether the mass is proportional to the variance of the gradient noise:
-        :math:`M_j = (s_j^2 + .01\, \overline{s^2}) / \overline{s^2}`. The variance is set by :meth:`informed`.
+        :math:`M_j = (s_j^2 + .01\, \overline{s^2}) / \overline{s^2}`.
     """
 
     noise: float
@@ -88,18 +88,7 @@ class Isokinetic(Dynamics):
                 "the model has a single latent coordinate, but an isokinetic sampler needs at least two, between which "
                 "its momentum turns. Use SGHMC."
             )
-        return Phase(z, _unit(noise), auxiliary=jax.tree.map(jnp.ones_like, z) if self.by_noise else ())
-
-    def informed(self, phase: Phase, variance: Any) -> Phase:
-        """The phase with the mass for this noise: ``auxiliary`` is M^-1."""
-        mean = trees.total(variance) / trees.size(variance)
-        white = mean == 0  # no noise, unit mass
-        inverse_mass = jax.tree.map(lambda s2: jnp.where(white, 1.0, mean / (s2 + FLOOR * mean)), variance)
-        return phase._replace(auxiliary=inverse_mass)
-
-    def reckoning(self, phase: Phase, factor: float) -> Phase:
-        del factor  # it multiplies all variances, so the mass does not change
-        return phase
+        return Phase(z, _unit(noise))
 
     def reverse(self, phase: Phase, scale: Any) -> Phase:
         """The phase with u reversed; its length is 1 for any ``scale``."""
@@ -107,13 +96,16 @@ class Isokinetic(Dynamics):
         return phase._replace(momentum=jax.tree.map(jnp.negative, phase.momentum))
 
     def inverse_mass(self, phase: Phase) -> Any:
-        """M^-1, for every leaf."""
-        return phase.auxiliary if self.by_noise else trees.like(self.inverse_mass_matrix, phase.z)
+        """M^-1, for every leaf; 1 without gradient noise."""
+        variance = phase.noise_variance
+        if not self.by_noise or isinstance(variance, tuple):
+            return trees.like(self.inverse_mass_matrix, phase.z)
+        mean = trees.total(variance) / trees.size(variance)
+        return jax.tree.map(lambda s2: jnp.where(mean == 0, 1.0, mean / (s2 + FLOOR * mean)), variance)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z."""
-        masses = phase.auxiliary if self.by_noise else trees.like(self.inverse_mass_matrix, variance)
-        heat = jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, masses)
+        heat = jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, self.inverse_mass(phase._replace(z=variance)))
         mean = trees.total(heat) / trees.size(heat)
         return jax.tree.map(lambda x: (x - mean) / (self.noise + mean), heat)
 

@@ -54,8 +54,7 @@ def altered(
         less = (1 / (batch * n) - 1 / N) / (1 / n - 1 / N)
 
     def of(state):
-        if kernel.integrator.needs_variance:
-            state = state.at(kernel.dynamics.reckoning(state.phase, less))
+        state = state._replace(noise_variance=jax.tree.map(lambda s2: less * s2, state.noise_variance))
         if not kernel._chain.tuned:
             return state
         tuning = state.tuning

@@ -197,9 +197,8 @@ def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, g
     object.__setattr__(partner, "_chain", chain)
     changed = []
     for state, gradient_state in zip(states, gradient_states):
-        if kernel.integrator.needs_variance:
-            state = state.at(kernel.dynamics.reckoning(state.phase, 0.0))
-        changed.append(state._replace(gradient_state=gradient_state))
+        quiet = jax.tree.map(jnp.zeros_like, state.noise_variance)
+        changed.append(state._replace(gradient_state=gradient_state, noise_variance=quiet))
     return partner, changed
 
 

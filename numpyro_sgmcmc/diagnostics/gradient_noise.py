@@ -39,7 +39,7 @@ def gradient_noise(
     To first order in h, white noise of variance :math:`s^2` adds to the variance of each coordinate the share
     :math:`h s^2 / 2` for SGLD and :math:`h s^2 / (2 \gamma)` for SGHMC; MSGNHT finds the friction that balances it,
     SGNHT that for the mean over the coordinates. For NOGIN it is the remainder that arises if this variance differs
-    from the one in ``auxiliary`` of the state.
+    from the one in ``noise_variance`` of the state.
 
     The result depends on the state of the estimator: the noise of :class:`~numpyro_sgmcmc.SVRG` increases from one full
     pass to the next, and the tables of :class:`~numpyro_sgmcmc.SAGA` are up to date at the start.

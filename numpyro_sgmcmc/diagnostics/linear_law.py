@@ -62,7 +62,7 @@ def linear_law(
     :param curvature: :math:`\\lambda > 0` of each mode, shape ``(d,)``.
     :param variance: variance s^2 of the gradient noise of each mode, shape ``(d,)``.
     :param thermostat: the mean of the thermostat, or of each; ``()`` for a dynamics without thermostats.
-    :param known: the variance that ``Dynamics.informed`` has set (NOGIN), like ``variance``.
+    :param known: the variance that the word subtracts (NOGIN), like ``variance``.
     :param epoch: batches per epoch of reshuffled rows; 1: independent batches.
     """
     with jax.enable_x64(True):
@@ -104,7 +104,7 @@ def _maps(dynamics: Any, integrator: Any, h: float, curvature: np.ndarray, therm
     if not isinstance(start.thermostat, tuple):
         start = start._replace(thermostat=jnp.full_like(start.thermostat, thermostat))
     if integrator.needs_variance:
-        start = dynamics.informed(start, jnp.zeros(d) if known is None else jnp.asarray(known, float))
+        start = start._replace(noise_variance=jnp.zeros(d) if known is None else jnp.asarray(known, float))
     second = not isinstance(start.momentum, tuple)
     carries = integrator.carries_gradient
 

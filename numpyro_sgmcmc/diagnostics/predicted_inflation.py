@@ -125,7 +125,7 @@ def predicted(
         return None
     one = states_of(kernel, state)[0]
     h = float(np.asarray(one.step_size))
-    dynamics, phase = kernel.dynamics.settled(one.phase)
+    dynamics, phase = kernel.dynamics.with_frozen_adaptation(one.phase)
     if getattr(dynamics, "skew", None) is not None or kernel._transforms is not None or not h > 0:
         return None
     if np.isnan(raveled(dynamics.inflation(phase, one.step_size, jax.tree.map(jnp.ones_like, phase.z)))).any():
@@ -144,7 +144,7 @@ def predicted(
     relative_error = squares.std(0) / np.maximum(s2, 1e-300) / np.sqrt(len(squares))
     known = None
     if word.needs_variance:
-        leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(phase.auxiliary)])
+        leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(phase.noise_variance)])
         known = leaves if kernel._chain.tuned else leaves * L**2
         if wide is not None:
             known = np.asarray(wide.variances(jnp.asarray(known)), float) / L**2
@@ -178,7 +178,7 @@ def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
         return ()
     part: Any = dynamics
     unit, heat = replace(part, inverse_mass_matrix=1.0), jnp.asarray(s2)
-    return np.asarray(unit.balanced(unit.init(0 * heat, 0 * heat), jnp.asarray(h), heat).thermostat)
+    return np.asarray(unit.at_equilibrium(unit.init(0 * heat, 0 * heat), jnp.asarray(h), heat).thermostat)
 
 
 def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> np.ndarray:

@@ -66,7 +66,7 @@ class NoseHoover(underdamped.Underdamped):
             thermostat = jnp.asarray(self.noise, jnp.result_type(*jax.tree.leaves(z)))
         return super().init(z, noise)._replace(thermostat=thermostat)
 
-    def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
+    def at_equilibrium(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
         """Thermostats at D + h M^-1 s^2 / 2, where they balance independent gradient noise of variance s^2."""
         shifts = self.gradient_heat(h, variance)
         if self.elementwise:

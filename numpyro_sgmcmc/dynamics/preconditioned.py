@@ -41,20 +41,18 @@ class Preconditioner(NamedTuple):
     - **inverse_mass** - M^-1, a dict like ``z``.
     - **square** - V, a dict like ``z``.
     - **share** - the weight of the next gradient in V, of shape ``()``; 0 from the middle of the warm-up on.
-    - **variance** - variance of the gradient noise if the word needs it, a dict like ``z``; otherwise ``()``.
     """
 
     inverse_mass: Any
     square: Any
     share: jax.Array
-    variance: Any = ()
 
 
 def _letter(name: str) -> Callable[..., Phase]:
     def flow(self: "Preconditioned", phase: Phase, h: jax.Array, *inputs: Any) -> Phase:
         if self.flows[name].needs_gradient:
             phase = self.averaged(phase, inputs[0])
-        dynamics, inner = self.settled(phase)
+        dynamics, inner = self.with_frozen_adaptation(phase)
         return getattr(dynamics, name)(inner, h, *inputs)._replace(auxiliary=phase.auxiliary)
 
     return flow
@@ -84,10 +82,9 @@ class Preconditioned(Dynamics):
     def integrators(self) -> Mapping[str, str]:
         return self.base.integrators
 
-    def settled(self, phase: Phase) -> tuple[Any, Phase]:
+    def with_frozen_adaptation(self, phase: Phase) -> tuple[Any, Phase]:
         """The base dynamics with the mass of this phase as a constant, and its phase."""
-        own = phase.auxiliary
-        return replace(self.base, inverse_mass_matrix=own.inverse_mass), phase._replace(auxiliary=own.variance)
+        return replace(self.base, inverse_mass_matrix=phase.auxiliary.inverse_mass), phase._replace(auxiliary=())
 
     def largest_step(self, curvature: Any) -> Any:
         return self.base.largest_step(curvature)
@@ -97,18 +94,12 @@ class Preconditioned(Dynamics):
         own = Preconditioner(still, jax.tree.map(jnp.zeros_like, z), jnp.ones(()))
         return replace(self.base, inverse_mass_matrix=still).init(z, noise)._replace(auxiliary=own)
 
-    def informed(self, phase: Phase, variance: Any) -> Phase:
-        return phase._replace(auxiliary=phase.auxiliary._replace(variance=variance))
-
-    def reckoning(self, phase: Phase, factor: float) -> Phase:
-        return self.informed(phase, jax.tree.map(lambda s2: factor * s2, phase.auxiliary.variance))
-
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
-        dynamics, inner = self.settled(phase)
+        dynamics, inner = self.with_frozen_adaptation(phase)
         return dynamics.inflation(inner, h, variance)
 
     def temperature(self, phase: Phase) -> Any:
-        dynamics, inner = self.settled(phase)
+        dynamics, inner = self.with_frozen_adaptation(phase)
         return dynamics.temperature(inner)
 
     def adapt(self, phase: Phase, i: jax.Array, num_warmup: jax.Array) -> Phase:

@@ -30,7 +30,7 @@ long as 2 D h - B h^2 is positive semi-definite.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +48,6 @@ def _flow(name: str, **options: Any) -> Flow:
 
 
 POSITION, MOMENTUM, AUXILIARY = _flow("position", moves=True), _flow("momentum"), _flow("auxiliary variables")
-
-
-class Measured(NamedTuple):
-    """The auxiliary variables of a recipe that measures the variance of the gradient noise, a dict like ``z``."""
-
-    variables: Any
-    variance: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,23 +183,14 @@ class Recipe(Dynamics):
         bound = {name: part.bind(potential) for name, part in own.items() if hasattr(part, "bind")}
         return replace(self, **bound) if bound else self
 
-    def informed(self, phase: Phase, variance: Any) -> Phase:
-        return phase._replace(auxiliary=Measured(phase.auxiliary, variance))
-
-    def reckoning(self, phase: Phase, factor: float) -> Phase:
-        variance = jax.tree.map(lambda s2: factor * s2, phase.auxiliary.variance)
-        return phase._replace(auxiliary=phase.auxiliary._replace(variance=variance))
-
     def noise_like(self, phase: Phase) -> Any:
         # the momentum comes first: so its noise is that of SGHMC with the same key
-        _, phase = self._variables(phase)
         return phase.z if self._parts == "A" else (phase.momentum, phase.z, phase.auxiliary)
 
     def temperature(self, phase: Phase) -> Any:
         """The mean of p dK/dp over the coordinates."""
         if not self._has_momentum:
             return ()
-        _, phase = self._variables(phase)
         heat = jax.tree.map(jnp.multiply, phase.momentum, self._slope(phase).momentum)
         return trees.total(heat) / trees.size(heat)
 
@@ -229,8 +213,7 @@ class Recipe(Dynamics):
     def X(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
         return self._moved(phase, h, gradient, noise, ("auxiliary",))
 
-    def _moved(self, whole, h, gradient, noise, parts):
-        told, phase = self._variables(whole)
+    def _moved(self, phase, h, gradient, noise, parts):
         layout = Layout(phase)
         n = layout.ravel(Phase(noise) if self._parts == "A" else Phase(noise[1], noise[0], (), noise[2]))
         x, h = layout.ravel(phase), jnp.asarray(h, n.dtype)
@@ -238,12 +221,9 @@ class Recipe(Dynamics):
         drift = self.drift(phase, gradient, signs)
         step = h * layout.ravel(drift)
         if self.D is not None:
-            step = step + self._covariance(phase, layout, h, told).factor(n)
+            step = step + self._covariance(phase, layout, h).factor(n)
         moved = layout.unravel(x + step, phase)
-        moved = phase._replace(**{part: getattr(moved, part) for part in parts})
-        if isinstance(whole.auxiliary, Measured):
-            moved = moved._replace(auxiliary=whole.auxiliary._replace(variables=moved.auxiliary))
-        return moved
+        return phase._replace(**{part: getattr(moved, part) for part in parts})
 
     def drift(self, phase: Phase, gradient: Any, signs: jax.Array) -> Phase:
         """
@@ -272,12 +252,6 @@ class Recipe(Dynamics):
                 drift = drift + divergence(at, x, signs, self.exact)
         return layout.unravel(drift, phase)
 
-    def _variables(self, phase: Phase) -> tuple[Any, Phase]:
-        """The measured variance of the gradient noise, or None, and the phase without it."""
-        if isinstance(phase.auxiliary, Measured):
-            return phase.auxiliary.variance, phase._replace(auxiliary=phase.auxiliary.variables)
-        return None, phase
-
     def _matrix(self, what, of, phase, layout, sign):
         value = of(phase) if callable(of) else of
         matrix = Matrix(what, value, layout, sign)
@@ -294,12 +268,12 @@ class Recipe(Dynamics):
             return zeros
         return zeros._replace(momentum=jax.tree.map(lambda p: self.kinetic * p, phase.momentum))
 
-    def _covariance(self, phase: Phase, layout: Layout, h: jax.Array, told: Any) -> Matrix:
+    def _covariance(self, phase: Phase, layout: Layout, h: jax.Array) -> Matrix:
         """2 D h - B h^2."""
         D = self._matrix("D", self.D, phase, layout, 1)
         if self.gradient_noise is None:
             return D.scaled(2 * h)
-        V = told if told is not None else self.gradient_noise
+        V = self.gradient_noise if isinstance(phase.noise_variance, tuple) else phase.noise_variance
         V = V(phase) if callable(V) else V
         V = layout.ravel(
             Phase(jax.tree.map(lambda v, z: jnp.broadcast_to(v, z.shape), trees.like(V, phase.z), phase.z))
@@ -310,16 +284,14 @@ class Recipe(Dynamics):
     # -- the check of a start -------------------------------------------------------------------------------------
 
     def report(self, phase: Phase, h: jax.Array) -> Any:
-        told, phase = self._variables(phase)
         layout = Layout(phase)
-        report = {} if self.D is None else {"noise": self._covariance(phase, layout, h, told).shown()}
+        report = {} if self.D is None else {"noise": self._covariance(phase, layout, h).shown()}
         for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
             if of is not None:
                 report[what] = self._matrix(what, of, phase, layout, sign).shown()
         return report
 
     def check(self, report: Any, phase: Phase) -> None:
-        _, phase = self._variables(phase)
         layout = Layout(phase)
         for what in ("D", "Q"):
             if what in report:

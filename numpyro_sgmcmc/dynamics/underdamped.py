@@ -141,13 +141,13 @@ class Underdamped(Dynamics):
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """
         Relative variance that white gradient noise of this variance adds to z: h M^-1 s^2 / (2 D). With ``G``, the rest
-        (x - x0) / (D + x0), where x0 is the ``gradient_heat`` of the variance that ``informed`` has set and x that of
-        this variance.
+        (x - x0) / (D + x0), where x0 is the ``gradient_heat`` of ``phase.noise_variance`` and x that of this variance.
         """
         heat = self.gradient_heat(h, variance)
-        if isinstance(phase.auxiliary, tuple):
+        if isinstance(phase.noise_variance, tuple):
             return jax.tree.map(lambda x: x / self.noise, heat)
-        return jax.tree.map(lambda x, x0: (x - x0) / (self.noise + x0), heat, self.gradient_heat(h, phase.auxiliary))
+        subtracted = self.gradient_heat(h, phase.noise_variance)
+        return jax.tree.map(lambda x, x0: (x - x0) / (self.noise + x0), heat, subtracted)
 
     def A(self, phase: Phase, h: jax.Array) -> Phase:
         z = jax.tree.map(lambda z, p, im: z + h * im * p, phase.z, phase.momentum, self.inverse_mass(phase.z))
@@ -199,8 +199,8 @@ class Underdamped(Dynamics):
         # 1 + a = 2 / (1 + c1 + k), which is also correct if k is infinite
         keeps = jax.tree.map(
             lambda s2, im: 2 / (1 + injected + 0.25 * h * h * im * s2),
-            phase.auxiliary,
-            self.inverse_mass(phase.auxiliary),
+            phase.noise_variance,
+            self.inverse_mass(phase.noise_variance),
         )
         momentum = jax.tree.map(
             lambda p, n, b, im: (b - 1) * p + b * jnp.sqrt(injected / im) * n,

@@ -106,9 +106,9 @@ class Chain:
         h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
         if balance:
             assert isinstance(self.dynamics, Thermostatted)
-            phase = self.dynamics.balanced(phase, h, self._white_noise(potential, z, gradient_state, key_probes))
+            phase = self.dynamics.at_equilibrium(phase, h, self._white_noise(potential, z, gradient_state, key_probes))
         if self.integrator.needs_variance:
-            phase = self.dynamics.informed(phase, self._white_noise(potential, z, gradient_state, key_probes))
+            phase = phase._replace(noise_variance=self._white_noise(potential, z, gradient_state, key_probes))
         first = ()
         if self.integrator.carries_gradient:
             first = self.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
@@ -122,7 +122,7 @@ class Chain:
         x = jnp.zeros_like(raveled(z))
         phase = self.dynamics.init(x, x)
         if self.integrator.needs_variance:
-            phase = self.dynamics.informed(phase, x)
+            phase = phase._replace(noise_variance=x)
         first = x if self.integrator.carries_gradient else ()
         gradient_state = self.gradient.start(potential, z, rng_key_gradient)
         marks = Marks(0, jnp.uint32(num_warmup), fingerprint, 0)
@@ -138,6 +138,7 @@ class Chain:
             momentum=phase.momentum,
             thermostat=phase.thermostat,
             auxiliary=phase.auxiliary,
+            noise_variance=phase.noise_variance,
             last_finite=phase.z if self.integrator.evaluates_start else (),
             gradient=first,
             gradient_state=gradient_state,

@@ -69,6 +69,7 @@ class SGMCMCState(NamedTuple):
     - **momentum** - like the position, or ``()``.
     - **thermostat** - scalar, like the position, or ``()``.
     - **auxiliary** - any other variables of the dynamics, or ``()``.
+    - **noise_variance** - variance of the gradient noise, like the position, for words that need it, or ``()``.
     - **last_finite** - the last position with a finite energy, for words that evaluate a gradient at the initial
       position (SGLD, ``EA``), otherwise ``()``.
     - **gradient** - gradient at ``z`` for words that start with a kick (BAOAB), otherwise ``()``.
@@ -91,6 +92,7 @@ class SGMCMCState(NamedTuple):
     momentum: Any
     thermostat: Any
     auxiliary: Any
+    noise_variance: Any
     last_finite: Any
     gradient: Any
     gradient_state: Any
@@ -114,7 +116,8 @@ class SGMCMCState(NamedTuple):
     @property
     def phase(self) -> Phase:
         """The variables that the dynamics updates."""
-        return Phase(self.z if isinstance(self.x, tuple) else self.x, self.momentum, self.thermostat, self.auxiliary)
+        position = self.z if isinstance(self.x, tuple) else self.x
+        return Phase(position, self.momentum, self.thermostat, self.auxiliary, self.noise_variance)
 
     def at(self, phase: Phase, **fields: Any) -> "SGMCMCState":
         """This state at another phase, and with other values of ``fields``."""

@@ -54,8 +54,8 @@ class StepRule:
         """The initial phase of a chain whose gradient noise has this variance."""
         phase = self.dynamics.init(x, momentum)
         if isinstance(self.dynamics, Thermostatted):
-            phase = self.dynamics.balanced(phase, h, variance)
-        return self.dynamics.informed(phase, variance) if self.needs_variance else phase
+            phase = self.dynamics.at_equilibrium(phase, h, variance)
+        return phase._replace(noise_variance=variance) if self.needs_variance else phase
 
     def inflation(self, h: jax.Array, variance: jax.Array) -> jax.Array:
         """Relative variance that the noise adds to the worst coordinate, to first order."""

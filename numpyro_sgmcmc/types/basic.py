@@ -30,12 +30,15 @@ class Phase(NamedTuple):
     - **momentum** - dict like ``z``; ``()`` for first-order dynamics.
     - **thermostat** - scalar (SGNHT), dict like ``z`` (MSGNHT), or ``()``.
     - **auxiliary** - any other variables that a dynamics owns: a pytree, or ``()``.
+    - **noise_variance** - variance of the white gradient noise, like ``z``, for flows that subtract it; otherwise
+      ``()``.
     """
 
     z: Any
     momentum: Any = ()
     thermostat: Any = ()
     auxiliary: Any = ()
+    noise_variance: Any = ()
 
 
 class RowsState(NamedTuple):

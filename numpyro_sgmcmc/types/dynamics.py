@@ -19,7 +19,7 @@ class Flow(NamedTuple):
     - **contains** - the letters whose terms of the SDE it integrates together; empty: its own.
     - **places** - the words, or parts of words, in which it is correct, with all occurrences of their letters; empty:
       any word.
-    - **needs_variance** - whether it reads the variance of the gradient noise, a dict like ``z`` in ``auxiliary``.
+    - **needs_variance** - whether it reads the variance of the gradient noise in ``noise_variance``.
     - **shares_noise** - whether it uses the noise of the step, one draw like :meth:`Dynamics.noise_like` for all
       letters with ``shares_noise``.
     - **needs_key** - whether it takes a random key, for noise that is not normal.
@@ -64,14 +64,6 @@ class Dynamics(Protocol):
         """Relative variance that white gradient noise of this variance adds to z, to first order."""
         ...
 
-    def informed(self, phase: Phase, variance: Any) -> Phase:
-        """The phase whose flows account for white gradient noise of this variance, if they need it."""
-        return phase._replace(auxiliary=variance)
-
-    def reckoning(self, phase: Phase, factor: float) -> Phase:
-        """The phase where the variance of the gradient noise, set by ``informed``, is multiplied by ``factor``."""
-        return phase._replace(auxiliary=jax.tree.map(lambda s2: factor * s2, phase.auxiliary))
-
     def reverse(self, phase: Phase, scale: Any) -> Phase:
         """The phase with its momentum times ``-scale``."""
         return phase._replace(momentum=jax.tree.map(lambda p: -scale * p, phase.momentum))
@@ -85,8 +77,8 @@ class Dynamics(Protocol):
         """A pytree with the structure and shapes of the noise of a step, for letters that share it."""
         return phase.z
 
-    def settled(self, phase: Phase) -> tuple["Dynamics", Phase]:
-        """The dynamics whose adapted quantities are constants, at their values in this phase, and its phase."""
+    def with_frozen_adaptation(self, phase: Phase) -> tuple["Dynamics", Phase]:
+        """A dynamics whose adapted quantities are constants, with their values in this phase, and its phase."""
         return self, phase
 
     def bind(self, potential: Potential) -> "Dynamics":
@@ -127,8 +119,8 @@ class Checked(Protocol):
 class Thermostatted(Protocol):
     """A dynamics that measures its own temperature, and needs a start close to equilibrium."""
 
-    def balanced(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
-        """The phase with thermostats that balance gradient noise of this variance."""
+    def at_equilibrium(self, phase: Phase, h: jax.Array, variance: Any) -> Phase:
+        """The phase with thermostats at their equilibrium for gradient noise of this variance."""
         ...
 
 
@@ -150,7 +142,7 @@ class Integrator(Protocol):
 
     @property
     def needs_variance(self) -> bool:
-        """Whether a step needs the variance of the gradient noise, which must be white (:meth:`Dynamics.informed`)."""
+        """Whether a step needs ``Phase.noise_variance``, so that the gradient noise must be white."""
         ...
 
     def check(self, dynamics: Dynamics) -> None: ...

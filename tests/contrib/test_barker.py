@@ -36,7 +36,7 @@ def places(h, n, u, monkeypatch, mass=1.0):
     z = {"z": jnp.asarray(GRID)}
     monkeypatch.setattr(noise, "normal_like", lambda key, tree: {"z": jnp.full_like(tree["z"], n)})
     monkeypatch.setattr(noise, "uniform_like", lambda key, tree: {"z": jnp.full_like(tree["z"], u)})
-    phase = Phase(z, auxiliary={"z": jnp.zeros_like(z["z"])})
+    phase = Phase(z, noise_variance={"z": jnp.zeros_like(z["z"])})
     moved = Barker(mass).E(phase, jnp.asarray(h), {"z": jnp.zeros_like(z["z"])}, random.key(0))
     monkeypatch.undo()
     return np.asarray(moved.z["z"])
@@ -131,7 +131,7 @@ def test_inflation_is_what_a_wrong_variance_leaves(told, monkeypatch):
     without = transition(lambda z: z, h, monkeypatch)
     wrong = transition(lambda z: z, h, monkeypatch, told=told, heard=tau)
     left = stationary(wrong) @ GRID**2 / (stationary(without) @ GRID**2) - 1
-    phase = Phase({}, auxiliary={"z": jnp.array(told**2)})
+    phase = Phase({}, noise_variance={"z": jnp.array(told**2)})
     predicted = Barker().inflation(phase, jnp.asarray(h), {"z": jnp.array(tau**2)})["z"]
     assert float(predicted) == pytest.approx(left, rel=0.12)
 
@@ -214,7 +214,7 @@ def test_the_posterior_is_right_where_minibatches_would_widen_it_by_a_fifth():
 def test_each_chain_measures_the_noise_where_it_starts():
     kernel = SGBarker(noisy(np.eye(2)), step_size=0.1, batch_size=1)
     state = kernel.init(random.key(0), 0, {"z": jnp.ones(2)}, (slopes(np.array([2.0, 9.0])),), {})
-    np.testing.assert_allclose(state.auxiliary["z"], [4, 81], rtol=0.5)
+    np.testing.assert_allclose(state.noise_variance["z"], [4, 81], rtol=0.5)
 
 
 def test_what_it_refuses():

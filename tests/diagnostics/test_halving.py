@@ -165,7 +165,9 @@ def test_tuned_chains_go_on_with_half_their_step(method):
     assert half.tuning.num_steps == 2 * states[0].tuning.num_steps
     twice, (noise, _) = altered(kernel, states, plates, batch=2)
     assert twice.batch_size == {"N": 12}
-    np.testing.assert_allclose(noise.auxiliary, states[0].auxiliary * (1 / 12 - 1 / 24) / (1 / 6 - 1 / 24), rtol=1e-6)
+    np.testing.assert_allclose(
+        noise.noise_variance, states[0].noise_variance * (1 / 12 - 1 / 24) / (1 / 6 - 1 / 24), rtol=1e-6
+    )
 
 
 def test_chains_of_a_decreasing_step_go_on_with_half_their_last_one():

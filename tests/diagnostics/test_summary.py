@@ -133,7 +133,7 @@ def law_maps(dynamics, word, h):
 def law_in_x(dynamics, word, h, known, noise, monkeypatch):
     """Covariance of x for U = |x|^2 / 2 and gradient noise of this covariance, of which NOGIN knows ``known``."""
     d, integrator = len(known), named(word, dynamics)
-    start = dynamics.informed(dynamics.init(jnp.zeros(d), jnp.zeros(d)), jnp.asarray(known))
+    start = dynamics.init(jnp.zeros(d), jnp.zeros(d))._replace(noise_variance=jnp.asarray(known))
     number = sum(integrator.flows[letter].needs_noise for letter in integrator.word)
 
     def step(u, e, n):
@@ -167,7 +167,7 @@ def test_inflation_in_low_rank_coordinates(share, monkeypatch):
         z = np.concatenate([axes, -axes])  # their covariance is L L^T
         draws = Draws(z[None], tuple("abcdefghijkl"), tuple("abcdefghijkl"), 0)
         pairs = np.sqrt(d) * np.linalg.cholesky(np.linalg.inv(L).T @ noise @ np.linalg.inv(L)).T
-        phase = kernel.dynamics.informed(kernel.dynamics.init(jnp.zeros(d), jnp.zeros(d)), jnp.asarray(known))
+        phase = kernel.dynamics.init(jnp.zeros(d), jnp.zeros(d))._replace(noise_variance=jnp.asarray(known))
         tuning = SimpleNamespace(coordinates=low_rank, step_size=jnp.asarray(h))
         state: Any = SimpleNamespace(i=jnp.uint32(0), step_size=jnp.asarray(h), phase=phase, tuning=tuning)
         monkeypatch.setattr(predicted_inflation, "DENSE", 0)

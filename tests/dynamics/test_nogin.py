@@ -58,7 +58,7 @@ def law(precision, s, h, friction, monkeypatch, word="NOGIN", mass=None, told=No
     kernel = SGHMC(noisy(precision), step_size=h, friction=friction, **parts)
     with jax.enable_x64(True):
         variance = jnp.asarray(s if told is None else told) ** 2
-        known = {"auxiliary": {"z": variance}} if word == "NOGIN" else {}
+        known = {"noise_variance": {"z": variance}} if word == "NOGIN" else {}
         M, c, S, start = minibatch_maps(kernel, (slopes(s),), monkeypatch, **known)
     return law_of_independent_batches(M, c, S @ S.transpose(0, 2, 1), start)[1]
 
@@ -99,9 +99,9 @@ def test_inflation_is_what_a_wrong_variance_leaves(told, monkeypatch):
     """To first order in h; with the right one nothing is left."""
     h, friction, s = 0.01, 1.5, np.array([3.0])
     left = law(np.eye(1), s, h, friction, monkeypatch, told=np.array([told]))[0, 0] - 1
-    dynamics, phase = Underdamped(friction), Phase({}, auxiliary={"z": jnp.array([told**2])})
+    dynamics, phase = Underdamped(friction), Phase({}, noise_variance={"z": jnp.array([told**2])})
     assert float(dynamics.inflation(phase, jnp.asarray(h), {"z": s**2})["z"][0]) == pytest.approx(left, rel=1e-3)
-    informed = phase._replace(auxiliary={"z": s**2})
+    informed = phase._replace(noise_variance={"z": s**2})
     assert float(dynamics.inflation(informed, jnp.asarray(h), {"z": s**2})["z"][0]) == 0
 
 
@@ -155,7 +155,9 @@ def test_each_chain_measures_the_variance_where_it_starts(rows):
     """300 signs: their variance is that of +-s but for the square of their mean, about 1 / 300 of it."""
     options = {"rows": rows, "batch_size": 1, "inverse_mass_matrix": {"z": np.array([0.5, 2.0])}}
     kernel = SGHMC(noisy(PRECISION), step_size=0.1, integrator="NOGIN", **options)
-    measured = kernel.init(random.split(random.key(0), 8), 0, {"z": jnp.ones((8, 2))}, (slopes(UNLIKE),), {}).auxiliary
+    measured = kernel.init(
+        random.split(random.key(0), 8), 0, {"z": jnp.ones((8, 2))}, (slopes(UNLIKE),), {}
+    ).noise_variance
     np.testing.assert_allclose(measured["z"], np.tile(UNLIKE**2, (8, 1)), rtol=0.1)
     assert len(set(measured["z"][:, 0].tolist())) > 1
 
@@ -165,15 +167,15 @@ def test_the_noise_of_a_randomised_model_is_measured():
         z = numpyro.sample("z", dist.Normal(0, 1))
         numpyro.factor("noise", 3 * random.normal(numpyro.prng_key()) * z)
 
-    measured = SGHMC(model, step_size=0.1, integrator="NOGIN").init(random.key(0), 0, None, (), {}).auxiliary
+    measured = SGHMC(model, step_size=0.1, integrator="NOGIN").init(random.key(0), 0, None, (), {}).noise_variance
     assert float(measured["z"]) == pytest.approx(9, rel=5 * np.sqrt(2 / 300))
 
 
 def test_without_minibatches_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(chain, "gradient_variance", None)
     state = SGHMC(gaussian(), step_size=0.1, integrator="NOGIN").init(random.key(0), 0, None, (), {})
-    np.testing.assert_array_equal(state.auxiliary["z"], [0, 0])
-    assert SGHMC(gaussian(), step_size=0.1).init(random.key(0), 0, None, (), {}).auxiliary == ()
+    np.testing.assert_array_equal(state.noise_variance["z"], [0, 0])
+    assert SGHMC(gaussian(), step_size=0.1).init(random.key(0), 0, None, (), {}).noise_variance == ()
 
 
 def test_it_wants_independent_batches():

@@ -236,7 +236,7 @@ def test_the_noise_is_measured_at_the_start():
     assert kernel.rows == WithoutReplacement()
     state = kernel.init(random.key(0), 0, {"mu": 0.5}, (models.ROWS,), {})
     exact = models.N**2 / models.B * (1 - models.B / models.N) * models.ROWS.var(ddof=1)
-    assert float(state.auxiliary.variance["mu"]) == pytest.approx(exact, rel=0.4)  # 300 batches, five standard errors
+    assert float(state.noise_variance["mu"]) == pytest.approx(exact, rel=0.4)  # 300 batches, five standard errors
     assert float(kernel.sample(state, (models.ROWS,), {}).z["mu"]) != 0.5
 
 

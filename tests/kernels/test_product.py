@@ -130,7 +130,7 @@ def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
         state = start._replace(
             momentum=() if p is None else dictionary(p),
             thermostat=dictionary(xi) if kernel_class is MSGNHT else () if xi is None else jnp.asarray(xi),
-            auxiliary=dictionary(S2) if independent else (),
+            noise_variance=dictionary(S2) if independent else (),
             gradient=() if carried is None else dictionary(carried),
             last_finite=start.z if kernel.integrator.evaluates_start else (),
         )

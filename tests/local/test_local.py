@@ -284,7 +284,7 @@ def test_the_noise_that_a_kernel_measures_has_that_of_the_local_draws():
     rows = N**2 / B * (1 - B / N) * np.var(EFFECTS / 2, ddof=1)
     variance = rows + N**2 / B * 0.5
     assert float(found.variance["mu"]) == pytest.approx(variance, rel=4.5 * np.sqrt(2 / count))
-    assert float(state.phase.auxiliary["mu"]) == pytest.approx(variance, rel=4.5 * np.sqrt(2 / 300))
+    assert float(state.noise_variance["mu"]) == pytest.approx(variance, rel=4.5 * np.sqrt(2 / 300))
     assert rows < 0.6 * variance
 
 

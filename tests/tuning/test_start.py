@@ -102,7 +102,7 @@ def test_balance_with_a_known_noise(elementwise):
     """Thermostats at D + h s^2 / (2 M), one for each coordinate or at the mean over coordinates."""
     dynamics = NoseHoover(noise=D, inverse_mass_matrix=INVERSE_MASS, elementwise=elementwise)
     z = jax.tree.map(jnp.zeros_like, S2)
-    found = dynamics.balanced(dynamics.init(z, z), jnp.asarray(H), S2).thermostat
+    found = dynamics.at_equilibrium(dynamics.init(z, z), jnp.asarray(H), S2).thermostat
     exact = {name: D + HEAT[name] for name in HEAT} if elementwise else D + MEAN_HEAT
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, exact)
 
