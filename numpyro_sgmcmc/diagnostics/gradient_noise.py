@@ -11,7 +11,7 @@ from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.rows.schemes import next_rows
-from numpyro_sgmcmc.tuning.coordinates import unraveler
+from numpyro_sgmcmc.tuning.coordinates import Identity, in_x, unraveler
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import checked_count
@@ -93,7 +93,7 @@ def gradient_noise(
     def probe(potential, state):
         chain = kernel._chain_for(potential)
         key_probes = stream(state.rng_key, PROBE)
-        _, to_gradient = chain._in_coordinates(potential, state)
+        coordinates = state.tuning.coordinates
 
         def gradient_fn(k):
             key = random.fold_in(key_probes, k)
@@ -102,10 +102,11 @@ def gradient_noise(
             return lambda z: chain.evaluate(potential, z, rows, state.gradient_state, key)
 
         variance = gradient_variance(lambda k: gradient_fn(k)(state.z).gradient, num_batches)
-        if not chain.tuned:
+        if isinstance(coordinates, Identity):
             return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))
-        own = gradient_variance(lambda k: to_gradient(gradient_fn(k))(state.x).gradient, num_batches)
-        added, coordinates = chain.dynamics.inflation(state.phase, state.step_size, own), state.tuning.coordinates
+        here = lambda k: in_x(gradient_fn(k), coordinates, potential.prototype)(state.x)  # noqa: E731
+        own = gradient_variance(lambda k: here(k).gradient, num_batches)
+        added = chain.dynamics.inflation(state.phase, state.step_size, own)
         relative = coordinates.variances(added) / coordinates.variances(jnp.ones_like(added))
         return GradientNoise(variance, unraveler(potential.prototype)(relative))
 

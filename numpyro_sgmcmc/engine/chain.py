@@ -20,7 +20,6 @@ bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so 
 An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,7 @@ from numpyro_sgmcmc.engine.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import squared_step
 from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
-from numpyro_sgmcmc.tuning.coordinates import in_x, raveled, unraveler
+from numpyro_sgmcmc.tuning.coordinates import in_x, raveled, sites_at
 from numpyro_sgmcmc.tuning.schedules import Constant, schedule_index
 from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
 from numpyro_sgmcmc.tuning.tuning import Tuning
@@ -94,53 +93,39 @@ class Chain:
         rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
         rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
         z = self.start(potential, key_z, rows, init_params, descents)
-        if self.tuned:
-            return self._untuned(potential, rng_key, z, rows, rows_state, key_gradient, num_warmup, fingerprint)
         balance = isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None
+        balance = balance and not self.tuned
         if balance:
             z = descend(potential, z, *random.split(key_descent), contiguous=is_contiguous(self.rows))
         key_energy, key_start, key_first = random.split(key_gradient, 3)
         energies = potential.by_site(z, rows, key_energy)
-        gradient_state = self.gradient.start(potential, z, key_start)
-        phase = self.dynamics.init(z, noise.normal_like(key_momentum, z))
-        h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
-        if balance:
-            assert isinstance(self.dynamics, Thermostatted)
-            phase = self.dynamics.at_equilibrium(phase, h, self._white_noise(potential, z, gradient_state, key_probes))
-        if self.integrator.needs_variance:
-            phase = phase._replace(noise_variance=self._white_noise(potential, z, gradient_state, key_probes))
-        first = ()
-        if self.integrator.carries_gradient:
-            first = self.evaluate(potential, phase.z, rows, gradient_state, key_first).gradient
-        marks = Marks(0, jnp.uint32(num_warmup), fingerprint, 0)
-        state = self._fresh(phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key)
-        return state, energies
-
-    def _untuned(self, potential, rng_key, z, rows, rows_state, rng_key_gradient, num_warmup, fingerprint):
-        """A state whose coordinates and step size, and all that depends on them, are set by the first transition."""
-        energies = potential.by_site(z, rows, rng_key_gradient)
-        x = jnp.zeros_like(raveled(z))
-        phase = self.dynamics.init(x, x)
-        if self.integrator.needs_variance:
-            phase = phase._replace(noise_variance=x)
-        first = x if self.integrator.carries_gradient else ()
-        gradient_state = self.gradient.start(potential, z, rng_key_gradient)
-        marks = Marks(0, jnp.uint32(num_warmup), fingerprint, 0)
-        h = jnp.zeros((), x.dtype)
-        return self._fresh(phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key), energies
-
-    def _fresh(self, phase, z, first, gradient_state, rows_state, h, energies, marks, rng_key):
         energy = sum(energies.values(), start=jnp.zeros(()))
-        return SGMCMCState(
+        gradient_state = self.gradient.start(potential, z, key_start)
+        variance = first = ()
+        if self.tuned:  # the first transition sets the coordinates, and all that depends on them
+            x = variance = first = jnp.zeros_like(raveled(z))
+            phase, h = self.dynamics.init(x, x), jnp.zeros((), x.dtype)
+        else:
+            x = ()
+            phase = self.dynamics.init(z, noise.normal_like(key_momentum, z))
+            h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
+            if balance or self.integrator.needs_variance:
+                variance = self._white_noise(potential, z, gradient_state, key_probes)
+            if balance:
+                assert isinstance(self.dynamics, Thermostatted)
+                phase = self.dynamics.at_equilibrium(phase, h, variance)
+            if self.integrator.carries_gradient:
+                first = self.evaluate(potential, z, rows, gradient_state, key_first).gradient
+        state = SGMCMCState(
             i=jnp.zeros((), jnp.uint32),
             z=z,
-            x=phase.z if self.tuned else (),
+            x=x,
             momentum=phase.momentum,
             thermostat=phase.thermostat,
             auxiliary=phase.auxiliary,
-            noise_variance=phase.noise_variance,
+            noise_variance=variance if self.integrator.needs_variance else (),
             last_finite=phase.z if self.integrator.evaluates_start else (),
-            gradient=first,
+            gradient=first if self.integrator.carries_gradient else (),
             gradient_state=gradient_state,
             rows_state=rows_state,
             step_size=h,
@@ -149,9 +134,10 @@ class Chain:
             diverging=jnp.zeros((), bool),
             # a zero that is mapped like the chains, so that NumPyro's buffers fit from the start
             refused=0 * jnp.isnan(energy).astype(jnp.int32),
-            marks=marks.packed(),
+            marks=Marks(0, jnp.uint32(num_warmup), fingerprint, 0).packed(),
             rng_key=rng_key,
         )
+        return state, energies
 
     def start(
         self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, descents: int = 0
@@ -203,7 +189,7 @@ class Chain:
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         marks = Marks.of(state.marks)
-        position, to_gradient = self._in_coordinates(potential, state)
+        position = self._sites(potential, state)
         h = self.found_h(state.tuning) if self.tuned else self.h(state.i, marks.wraps, state.z)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # differs from every key of a split
         gradient_state = self.gradient.begin_step(potential, position, state.gradient_state, state.i, key_begin)
@@ -211,7 +197,7 @@ class Chain:
         def gradient_fn(z: Sites) -> Evaluation:
             return self.evaluate(potential, z, rows, gradient_state, key_model, read)
 
-        old, at = state.phase, to_gradient(gradient_fn)
+        old, at = state.phase, in_x(gradient_fn, state.tuning.coordinates, potential.prototype)
         if isinstance(self.dynamics, Adaptive):
             old = self.dynamics.adapt(old, state.i, marks.num_warmup)
         quiet = self._quiet(state.i, marks.wraps)
@@ -246,12 +232,8 @@ class Chain:
         d = trees.size(new.z)
         return jnp.asarray(True) if isinstance(temperature, tuple) else d * temperature <= PER_COORDINATE * d + BEYOND
 
-    def _in_coordinates(self, potential: ModelPotential, state: SGMCMCState) -> tuple[Sites, Callable]:
-        """The position in z, and a function: gradients in z -> gradients in the coordinates of the dynamics."""
-        if not self.tuned:
-            return state.z, lambda gradient_fn: gradient_fn
-        unravel, coordinates = unraveler(potential.prototype), state.tuning.coordinates
-        return unravel(coordinates.to_z(state.x)), lambda gradient_fn: in_x(gradient_fn, coordinates, unravel)
+    def _sites(self, potential: ModelPotential, state: SGMCMCState) -> Sites:
+        return sites_at(state.tuning.coordinates, state.phase.z, potential.prototype)
 
     def _still_refused(self, state: SGMCMCState) -> jax.Array:
         """
@@ -271,8 +253,7 @@ class Chain:
         goes back by one step if that position is known, otherwise to the start of the transition.
         """
         if not self.integrator.evaluates_end:
-            position, _ = self._in_coordinates(potential, state)
-            inside = jnp.isfinite(potential.prior(position, stream(before.rng_key, DRAW)))
+            inside = jnp.isfinite(potential.prior(self._sites(potential, state), stream(before.rng_key, DRAW)))
             start = state if self.integrator.evaluates_start else before
             phase = trees.where(inside, state.phase, self._back(start))
             state = state.at(
@@ -280,12 +261,12 @@ class Chain:
                 diverging=state.diverging | ~inside,
                 refused=jnp.where(inside, state.refused, jnp.maximum(state.refused, before.refused) + 1),
             )
-        position, _ = self._in_coordinates(potential, state)
         temperature = self.dynamics.temperature(state.phase)
         if not isinstance(temperature, tuple):
             for quiet in self._quiet(state.i - 1, Marks.of(state.marks).wraps).values():
                 temperature = jnp.where(quiet, jnp.nan, temperature)
-        return state._replace(z=position, temperature=temperature, rng_key=next_key(before.rng_key))
+        z = self._sites(potential, state)
+        return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
 
     def _back(self, state: SGMCMCState) -> Phase:
         """The phase after a refusal: the last position of finite energy, and the momentum reversed."""
@@ -323,9 +304,8 @@ class Chain:
     def first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> Any:
         """The gradient at the start, for a word that carries one from step to step."""
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
-        _, to_gradient = self._in_coordinates(potential, state)
-        at = to_gradient(lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key))
-        return at(state.phase.z).gradient
+        evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
+        return in_x(evaluate, state.tuning.coordinates, potential.prototype)(state.phase.z).gradient
 
     def found_h(self, tuning: Tuning) -> jax.Array:
         """The h chosen by the warm-up, after it multiplied by a relative schedule; constant during a transition."""

@@ -37,7 +37,7 @@ def chain_for(chain: Chain, potential: ModelPotential) -> Chain:
     if dynamics is not chain.dynamics:
         return replace(chain, dynamics=dynamics)
     plain = not potential.plates or GIBBS_SITES_KWARG in potential.kwargs or potential.draws_local_sites
-    if chain.tuned and isinstance(chain.gradient, ControlVariate) and chain.gradient.shared and plain:
+    if isinstance(chain.gradient, ControlVariate) and chain.gradient.shared and plain:
         return replace(chain, gradient=Minibatch())
     return chain
 
@@ -106,7 +106,7 @@ class Chains:
     @property
     def announced(self) -> str:
         """What the warm-up does before the first draw; empty if nothing is chosen."""
-        if not self.chain.tuned or self.known is not None:
+        if not self._searches:
             return ""
         d = sum(site.size for site in self.potential.prototype.values())
         passes = float(f"{expected_passes(self.potential):.1g}")
@@ -116,12 +116,17 @@ class Chains:
         """Number of descents for the start of each chain of a kernel that chooses its settings."""
         arguments = jax.tree.leaves((self.potential.args, self.potential.kwargs))
         in_memory = not any(isinstance(leaf, RowArray) for leaf in arguments)
-        free = self.chain.tuned and self.chain.init_strategy is None and self.known is None
+        free = self._searches and self.chain.init_strategy is None
         if not free or not in_memory or GIBBS_SITES_KWARG in self.potential.kwargs:
             return 0
         sites = self.potential.structure.sites.values()
         observed = sum(math.prod(site.log_prob_shape) for site in sites if site.observed)
         return descents_of(self.potential, observed, chains)
+
+    @property
+    def _searches(self) -> bool:
+        """Whether the first transition searches for coordinates."""
+        return self.chain.tuned and self.known is None
 
     @property
     def _tuner(self) -> Tuner:

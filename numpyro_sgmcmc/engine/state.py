@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.report.end_of_run import Collected
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
+from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
@@ -82,8 +83,8 @@ class SGMCMCState(NamedTuple):
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
-    - **tuning** - settings found by the warm-up, the same for all chains, or ``()``: see
-      :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`.
+    - **tuning** - the settings, the same for all chains: those that the warm-up has found so far, see
+      :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`, or :class:`~numpyro_sgmcmc.tuning.tuning.Given`.
     """
 
     i: jax.Array
@@ -104,7 +105,7 @@ class SGMCMCState(NamedTuple):
     refused: jax.Array
     marks: jax.Array
     rng_key: jax.Array
-    tuning: Any = ()
+    tuning: Any = Given()
 
     def __getitem__(self, index: Any) -> Any:
         # NumPyro tries this with the names in extra_fields= that are no attribute

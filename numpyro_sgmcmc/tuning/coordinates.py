@@ -23,6 +23,10 @@ from numpyro_sgmcmc.types import Evaluation, Sites
 DENSE = 1000  # maximal number of coordinates for a full matrix L: the Hessian of more would take minutes
 
 
+class Identity(NamedTuple):
+    """The coordinates of a run whose step size is given: x is z, by site, and nothing is computed."""
+
+
 class Coordinates(NamedTuple):
     """
     Coordinates with a full matrix L.
@@ -182,13 +186,20 @@ def raveled(tree: Any) -> jax.Array:
     return ravel_pytree(tree)[0]
 
 
-def in_x(
-    evaluate: Callable[[Sites], Evaluation], coordinates: Coordinates, unravel: Callable[[jax.Array], Sites]
-) -> Callable[[jax.Array], Evaluation]:
-    """An estimate as a function of x, with its gradient in x."""
+def sites_at(coordinates: Any, x: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> Sites:
+    """z at a position x."""
+    return x if isinstance(coordinates, Identity) else unraveler(prototype)(coordinates.to_z(x))
 
-    def at(x):
-        evaluation = evaluate(unravel(coordinates.to_z(x)))
+
+def in_x(
+    evaluate: Callable[[Sites], Evaluation], coordinates: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]
+) -> Callable[[Any], Evaluation]:
+    """An estimate as a function of x, with its gradient in x."""
+    if isinstance(coordinates, Identity):
+        return evaluate
+
+    def evaluate_in_x(x):
+        evaluation = evaluate(sites_at(coordinates, x, prototype))
         return evaluation._replace(gradient=coordinates.pull_back(raveled(evaluation.gradient)))
 
-    return at
+    return evaluate_in_x

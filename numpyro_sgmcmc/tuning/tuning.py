@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, Identity, LowRank
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, score_limit
 
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
@@ -24,6 +24,12 @@ class Scores(NamedTuple):
     def of(cls, found: Evidence) -> "Scores":
         """The scores of a round."""
         return cls(jnp.abs(found.gradient).max(), jnp.abs(found.virial).max(), found.r_hat.max())
+
+
+class Given(NamedTuple):
+    """The settings of a run whose step size is given."""
+
+    coordinates: Identity = Identity()
 
 
 class Tuning(NamedTuple):
