@@ -117,6 +117,15 @@ FAULTS = [
           "test_report:no_function"),
     Fault("report: a warm temperature", "run_checks", "OFF = VARIANCE[0]", "OFF = 0.9",
           "test_report:little_off or predicts"),
+    # all rows
+    Fault("Metropolis: no heat", "metropolis", "- kinetic(old) - heat", "- kinetic(old)",
+          "test_metropolis:keeps_its_distribution"),
+    Fault("Metropolis: nothing is rejected", "metropolis", "-work)", "1 - 0 * work)", "test_metropolis:chance"),
+    Fault("Metropolis: the energy of an earlier position", "chain",
+          "gradient=evaluation.gradient, potential_estimate=energy)", "gradient=evaluation.gradient)",
+          "test_metropolis:energies"),
+    Fault("Metropolis: the momentum is kept", "chain", "taken = accepted\n        if", "taken = accepted\n        if not",
+          "test_metropolis:reverses"),
     # runs that last
     Fault("checkpoints: draws behind the state stay", "zarr_arrays",
           "        self.rows = rows\n", "        self.rows = rows + (rows > 0)\n",

@@ -136,6 +136,19 @@ class Splitting:
         :param quiet: whether the step has no noise, shape ``()``; None: it has noise.
         :return: the new phase, the gradient to carry (or ``()``), and all evaluations.
         """
+        return self.observed_step(dynamics, phase, gradient, h, gradient_fn, rng_key, quiet)[:3]
+
+    def observed_step(
+        self,
+        dynamics: Dynamics,
+        phase: Phase,
+        gradient: Any,
+        h: jax.Array,
+        gradient_fn: Callable[[Sites], Evaluation],
+        rng_key: jax.Array,
+        quiet: Any = None,
+    ) -> tuple[Phase, Any, tuple[Evaluation, ...], tuple[tuple[Phase, Phase], ...]]:
+        """The results of :meth:`step`, and the phases before and after each letter with noise."""
         used = [self.flows[letter] for letter in self.word]
         shared = any(flow.shares_noise for flow in used)
         draws = shared + sum((flow.needs_noise or flow.needs_key) and not flow.shares_noise for flow in used)
@@ -146,7 +159,7 @@ class Splitting:
             return drawn if quiet is None else jax.tree.map(lambda n: jnp.where(quiet, 0, n), drawn)
 
         of_step = normal(dynamics.noise_like(phase)) if shared else ()
-        fresh, evaluations = self.carries_gradient, []
+        fresh, evaluations, around_noise = self.carries_gradient, [], []
         for letter in self.word:
             flow, inputs = self.flows[letter], []
             if flow.needs_gradient:
@@ -160,9 +173,11 @@ class Splitting:
                 inputs.append(normal(phase.z))
             elif flow.needs_key:
                 inputs.append(next(keys))
-            phase = getattr(dynamics, letter)(phase, h / self.word.count(letter), *inputs)
+            before, phase = phase, getattr(dynamics, letter)(phase, h / self.word.count(letter), *inputs)
+            if flow.needs_noise:
+                around_noise.append((before, phase))
             fresh = fresh and not flow.moves
-        return phase, gradient if self.carries_gradient else (), tuple(evaluations)
+        return phase, gradient if self.carries_gradient else (), tuple(evaluations), tuple(around_noise)
 
 
 def _stands_in(word: str, part: str) -> bool:

@@ -66,11 +66,11 @@ def _ou_noise(rate: Any, h: jax.Array) -> jax.Array:
 
 
 FLOWS = {
-    "A": Flow("drift", moves=True),
-    "B": Flow("kick", needs_gradient=True),
+    "A": Flow("drift", moves=True, reversible=True),
+    "B": Flow("kick", needs_gradient=True, reversible=True),
     "F": Flow("friction"),
     "N": Flow("noise", needs_noise=True),
-    "O": Flow("Ornstein-Uhlenbeck flow", needs_noise=True, contains="FN"),
+    "O": Flow("Ornstein-Uhlenbeck flow", needs_noise=True, contains="FN", reversible=True),
     "E": Flow("first-order momentum update", needs_gradient=True, needs_noise=True, contains="BFN"),
     "G": Flow(
         "friction and noise, minus that of the gradient",
@@ -78,6 +78,7 @@ FLOWS = {
         contains="FN",
         places=("BGB", "BAGAB"),  # k is the noise of the two kicks that use the same gradient
         needs_variance=True,
+        reversible=True,  # without gradient noise, where it is O
     ),
 }
 ROTATION = {"R": Flow("rotation of the momentum")}

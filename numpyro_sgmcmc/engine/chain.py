@@ -27,6 +27,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.engine.metropolis import is_reversible, passes, work
 from numpyro_sgmcmc.engine.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import squared_step
@@ -201,25 +202,32 @@ class Chain:
         if isinstance(self.dynamics, Adaptive):
             old = self.dynamics.adapt(old, state.i, marks.num_warmup)
         quiet = self._quiet(state.i, marks.wraps)
-        new, gradient, evaluations = self.integrator.step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
+        metropolis = self.tuned and is_reversible(self.integrator, potential)
+        integrator: Any = self.integrator
+        step = integrator.observed_step if metropolis else integrator.step
+        new, gradient, evaluations, *around_noise = step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
         last = evaluations[-1]  # every word evaluates at least once: the position has moved since the previous step
         # outside a hard support the energy is infinite, but its gradient may be finite
         finite = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
         last_finite = trees.where(finite, old.z, state.last_finite) if self.integrator.evaluates_start else ()
         accepted = finite & self._possible(old, new, h) if self.tuned else finite
-        phase = trees.where(accepted, new, self._back(state._replace(last_finite=last_finite)))
-        energy = state.potential_estimate
+        energy, new_energy = state.potential_estimate, last.energy.astype(state.potential_estimate.dtype)
+        taken = accepted
+        if metropolis:
+            key = random.fold_in(key_model, 2**32 - 2)
+            taken &= passes(work(self.dynamics, old, new, around_noise[0], energy, new_energy), energy, key)
+        phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite)))
         i = state.i + 1
         return state.at(
             phase,
             i=i,
             marks=state.marks.at[0].add(i == 0),
             last_finite=last_finite,
-            gradient=trees.where(accepted, gradient, state.gradient),
-            gradient_state=self.gradient.commit(gradient_state, last.update, accepted),
+            gradient=trees.where(taken, gradient, state.gradient),
+            gradient_state=self.gradient.commit(gradient_state, last.update, taken),
             rows_state=rows_state,
             step_size=h,
-            potential_estimate=jnp.where(accepted, last.energy.astype(energy.dtype), energy),
+            potential_estimate=jnp.where(taken, new_energy, energy),
             diverging=state.diverging | ~accepted,
             refused=jnp.where(accepted, self._still_refused(state), state.refused + 1),
         )
@@ -299,13 +307,15 @@ class Chain:
         state = state._replace(gradient_state=self.gradient.refresh(potential, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
-        return state._replace(gradient=self.first_gradient(potential, state, key))
+        return self.with_first_gradient(potential, state, key)
 
-    def first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> Any:
-        """The gradient at the start, for a word that carries one from step to step."""
+    def with_first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> SGMCMCState:
+        """The state with gradient and energy at its position, for a word that carries them from step to step."""
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
-        return in_x(evaluate, state.tuning.coordinates, potential.prototype)(state.phase.z).gradient
+        evaluation = in_x(evaluate, state.tuning.coordinates, potential.prototype)(state.phase.z)
+        energy = evaluation.energy.astype(state.potential_estimate.dtype)
+        return state._replace(gradient=evaluation.gradient, potential_estimate=energy)
 
     def found_h(self, tuning: Tuning) -> jax.Array:
         """The h chosen by the warm-up, after it multiplied by a relative schedule; constant during a transition."""

@@ -136,5 +136,6 @@ class Chains:
     def _first_gradient(self, batched: bool) -> Callable | None:
         if not self.chain.integrator.carries_gradient:
             return None
-        first = partial(self.chain.first_gradient, self.potential)
-        return jax.vmap(first, (axes_of_chains(self.chain), 0)) if batched else first
+        first = partial(self.chain.with_first_gradient, self.potential)
+        axes = axes_of_chains(self.chain)
+        return jax.vmap(first, (axes, 0), axes) if batched else first

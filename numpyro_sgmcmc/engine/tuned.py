@@ -51,7 +51,7 @@ def tuned(tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gra
     After the warm-up nothing is computed. This is a loop of one iteration or none, because XLA updates the variables of
     a loop in place, while a conditional would copy the moments of the warm-up in every transition.
 
-    :param first_gradient: (state, key) -> the first gradient, for words that carry one; None for other words.
+    :param first_gradient: (state, key) -> the state with its gradient, for words that carry one; None for others.
     """
     t = state.tuning.transition
     during = (t <= state.tuning.num_warmup).astype(jnp.int32)
@@ -77,5 +77,10 @@ def _updated(
     if first_gradient is None:
         return state
     keys = random.split(key_first, len(phase.z)) if batched else key_first
-    gradient = lax.cond(due, lambda: first_gradient(state, keys), lambda: state.gradient)
-    return state._replace(gradient=gradient)
+
+    def renewed():
+        new = first_gradient(state, keys)
+        return new.gradient, new.potential_estimate
+
+    gradient, energy = lax.cond(due, renewed, lambda: (state.gradient, state.potential_estimate))
+    return state._replace(gradient=gradient, potential_estimate=energy)

@@ -23,6 +23,8 @@ class Flow(NamedTuple):
     - **shares_noise** - whether it uses the noise of the step, one draw like :meth:`Dynamics.noise_like` for all
       letters with ``shares_noise``.
     - **needs_key** - whether it takes a random key, for noise that is not normal.
+    - **reversible** - whether with an exact gradient it is undone, in distribution, by itself between two reversals of
+      the momentum, preserves volume, and its noise leaves the distribution of the momentum invariant.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Flow(NamedTuple):
     needs_variance: bool = False
     shares_noise: bool = False
     needs_key: bool = False
+    reversible: bool = False
 
 
 class Dynamics(Protocol):
