@@ -22,7 +22,8 @@ class SGHMC(SGMCMC):
     It measures :math:`s^2` once, with 300 minibatches at the start of the chain, so start it near the mode
     (``init_params=find_mode(...)``). SAGA and SVRG have no noise at the start, so nothing is subtracted for them.
     ``"BAGAB"`` does the same in the order of BAOAB, and its means are more accurate where the posterior is skewed, see
-    :mod:`~numpyro_sgmcmc.dynamics.underdamped`. Self-tuned kernels use it.
+    :mod:`~numpyro_sgmcmc.dynamics.underdamped`. Self-tuned kernels use it; with all rows its steps pass a Metropolis
+    test, so that the step size does not bias the draws, see :mod:`~numpyro_sgmcmc.engine.metropolis`.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 
