@@ -22,20 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.continued_chains import potential_of
-from numpyro_sgmcmc.diagnostics.draws import (
-    Draws,
-    at_draws,
-    checked_run,
-    key_of,
-    on_model,
-    unconstrained_draws,
-    unravel_of,
-)
-from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, gradient_pairs, predicted
+from numpyro_sgmcmc.diagnostics.draws import at_draws
+from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs, predicted
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.tuning.coordinates import unraveler
 from numpyro_sgmcmc.utils.validation import checked_choice
 
 ROWS = 20_000  # maximal number of rows from which J is estimated
@@ -111,23 +102,19 @@ def corrected(
         >>> draws.done
         'Each mode was divided about the mean by the root of its predicted inflation: sds times 0.866 to 0.866.'
     """
-    kernel, state = checked_run(mcmc, "corrected")
+    run = Run(mcmc, model_args, model_kwargs, "corrected")
     checked_choice("covariance", covariance, ("posterior", "sandwich"))
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "corrected")
-    every = mcmc.num_chains * mcmc.num_samples
-    draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "corrected")
-    key_scores, key_more = random.split(random.fold_in(key_of(state), 2))
-    found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
+    draws = run.draws(max_draws)
+    key_scores, key_more = random.split(random.fold_in(run.key, 2))
+    found = gradients(run, draws, key_scores)
     if covariance == "sandwich":
-        A = _sandwich(kernel, draws, found.values, model_args, model_kwargs, key_more)
+        A = _sandwich(run, draws, found.values, key_more)
         what = "The covariance of the draws was made the sandwich H^-1 J H^-1, which is not that of the posterior"
     else:
-        _check_constant_steps(mcmc)
+        _check_constant_steps(run)
         law = None
-        if kernel._transforms is None:  # a prediction is for NumPyro's coordinates
-            epoch = epoch_of(kernel, potential_of(kernel, model_args, model_kwargs))
-            pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_more)
-            law = predicted(kernel, state, draws, found.values, pairs, epoch)
+        if not run.samples_other_coordinates:  # a prediction is for NumPyro's
+            law = predicted(run, draws, found.values, gradient_pairs(run, draws, key_more))
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
                 "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "
@@ -138,16 +125,16 @@ def corrected(
         what = "Each mode was divided about the mean by the root of its predicted inflation"
     if not np.isfinite(A).all():
         raise ValueError("corrected(mcmc): the gradients at the draws are not finite; see summary(mcmc, *model_args).")
-    whole = unconstrained_draws(mcmc, model_args, model_kwargs, every, "corrected")
+    whole = run.draws(mcmc.num_chains * mcmc.num_samples)
     away = whole.z - draws.flat.mean(0)
     moved = draws.flat.mean(0) + (away @ A.T if A.ndim == 2 else away * A)
     factors = moved.std((0, 1)) / np.maximum(whole.z.std((0, 1)), 1e-300)
 
     def constrain(potential, z):
-        return lax.map(lambda z: potential.constrain(unravel_of(potential)(z)), z, batch_size=64)
+        return lax.map(lambda z: potential.constrain(unraveler(potential.prototype)(z)), z, batch_size=64)
 
     flat = jnp.asarray(moved.reshape(-1, moved.shape[-1]), jnp.result_type(float))
-    back = on_model(kernel, constrain, model_args, model_kwargs)(flat)
+    back = run.compiled(constrain)(flat)
     done = f"{what}: sds times {factors.min():.3g} to {factors.max():.3g}."
     return Corrected(
         {name: np.asarray(x).reshape(*moved.shape[:2], *x.shape[1:]) for name, x in back.items()},
@@ -156,8 +143,8 @@ def corrected(
     )
 
 
-def _check_constant_steps(mcmc: MCMC) -> None:
-    h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(mcmc.num_chains, -1)
+def _check_constant_steps(run: Run) -> None:
+    h = run.step_sizes
     if not np.allclose(h, h[:, -1:], rtol=1e-3, atol=0):
         raise ValueError(
             "corrected(mcmc): the step size changes during the run, so its draws do not have the same inflation. Use "
@@ -165,9 +152,7 @@ def _check_constant_steps(mcmc: MCMC) -> None:
         )
 
 
-def _sandwich(
-    kernel: SGMCMC, draws: Draws, g: np.ndarray, model_args: tuple, model_kwargs: Any, key: Any
-) -> np.ndarray:
+def _sandwich(run: Run, draws: Draws, g: np.ndarray, key: jax.Array) -> np.ndarray:
     n, d = draws.flat.shape
     if n < 10 * d:
         raise ValueError(
@@ -178,17 +163,17 @@ def _sandwich(
     x, s = (draws.flat - draws.flat.mean(0)) / sd, (g.reshape(n, d) - g.mean((0, 1))) * sd
     covariance = x.T @ x / n
     H = np.linalg.solve(covariance, x.T @ s / n)
-    J = _row_scores(kernel, draws, model_args, model_kwargs, key) * np.outer(sd, sd)
+    J = _row_scores(run, draws, key) * np.outer(sd, sd)
     inverse = np.linalg.inv((H + H.T) / 2)
     A = _root(inverse @ J @ inverse) @ np.linalg.inv(_root(covariance))
     return sd[:, None] * A / sd
 
 
-def _row_scores(kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: Any, key: jax.Array) -> np.ndarray:
+def _row_scores(run: Run, draws: Draws, key: jax.Array) -> np.ndarray:
     """J, from at most ``ROWS`` rows."""
 
     def over_rows(potential, mean, key):
-        unravel = unravel_of(potential)
+        unravel = unraveler(potential.prototype)
         energy = lambda z, row, k: potential.per_row(unravel(z), row, k).sum()  # noqa: E731
         if len(potential.plates) != 1 or potential.draws_local_sites:
             plates = ", ".join(map(repr, potential.plates)) or "none"
@@ -204,7 +189,7 @@ def _row_scores(kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: A
         return jnp.matmul(scores.T, scores, precision=lax.Precision.HIGHEST) * (plate.size / count)
 
     mean = jnp.asarray(draws.flat.mean(0), jnp.result_type(float))
-    return np.asarray(on_model(kernel, over_rows, model_args, model_kwargs)(mean, key), float)
+    return np.asarray(run.compiled(over_rows)(mean, key), float)
 
 
 def _root(matrix: np.ndarray) -> np.ndarray:

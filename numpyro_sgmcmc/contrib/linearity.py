@@ -18,8 +18,7 @@ from jax import random
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Line, Summary
 
@@ -65,17 +64,16 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
         >>> found.verdict, bool(found["mu"]["value"] > 0.99)
         ('right', True)
     """
-    kernel, state = checked_run(mcmc, "score_linearity")
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "score_linearity")
-    draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "score_linearity")
+    run = Run(mcmc, model_args, model_kwargs, "score_linearity")
+    draws = run.draws(max_draws)
     n, d = draws.flat.shape
     if n < 4 * d + 8:
         raise ValueError(
             f"score_linearity fits {d} slopes for each of {d} coordinates, for which it needs {4 * d + 8} draws, but "
             f"there are {n}. Use a larger num_samples, or a larger max_draws."
         )
-    keys = random.split(random.fold_in(key_of(state), 1))
-    pair = [gradients(kernel, draws, model_args, model_kwargs, key).values for key in keys]
+    keys = random.split(random.fold_in(run.key, 1))
+    pair = [gradients(run, draws, key).values for key in keys]
     found = held_out(draws.z, *pair)
     lines = {}
     for site in dict.fromkeys(draws.sites):

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
 from numpyro_sgmcmc.diagnostics.coupling import Coupled
-from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, latent_draws, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
+from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.table import Summary
 
 RIGHT, WRONG, GREY = "#009E73", "#D55E00", "#999999"  # from the colour-blind-safe palette of Okabe & Ito
@@ -99,11 +99,11 @@ def plot_trace(mcmc: MCMC, site: str, axes: Any = None) -> Any:
     :param str site: a latent site.
     :param axes: two or three axes, or None.
     """
-    checked_run(mcmc, "plot_trace")
+    run = Run(mcmc, (), {}, "plot_trace", data_needed=False)
     draws = latent_draws(mcmc)
     if not isinstance(site, str) or site not in draws:
         raise ValueError(f"site={site!r} must be a latent site of the run: {', '.join(map(repr, draws))}.")
-    fields = mcmc.get_extra_fields(group_by_chain=True)
+    fields = run.fields
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(fields.get("thermostat", ()))]
     axes = _axes(axes, 3 if leaves else 2)
     values = draws[site].reshape(*draws[site].shape[:2], -1)
@@ -128,10 +128,9 @@ def plot_noise_spectrum(mcmc: MCMC, *model_args: Any, ax: Any = None, pairs: int
     :param ax: axes, or None.
     :param int pairs: number of pairs of minibatches, and maximal number of eigenvalues.
     """
-    kernel, state = checked_run(mcmc, "plot_noise_spectrum")
-    args, kwargs = arguments_of(mcmc, model_args, model_kwargs, "plot_noise_spectrum")
-    draws = unconstrained_draws(mcmc, args, kwargs, 4000, "plot_noise_spectrum")
-    noise = gradient_pairs(kernel, state, draws, args, kwargs, key_of(state), pairs) * draws.flat.std(0)
+    run = Run(mcmc, model_args, model_kwargs, "plot_noise_spectrum")
+    draws = run.draws(4000)
+    noise = gradient_pairs(run, draws, run.key, pairs) * draws.flat.std(0)
     values = np.linalg.svd(noise, compute_uv=False) ** 2 / len(noise)
     ax = _axes(ax)
     ax.semilogy(np.arange(1, len(values) + 1), np.maximum(values, 1e-30), "o-", ms=3, color=RIGHT)

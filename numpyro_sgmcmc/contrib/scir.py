@@ -127,7 +127,7 @@ class SCIR(SGMCMC):
         model_args: tuple,
         model_kwargs: Mapping[str, Any] | None,
     ) -> SGMCMCState:
-        potential = self._potential(model_args, model_kwargs)
+        potential = self.potential(model_args, model_kwargs)
         check_charts(potential, "SCIR", "Use SGRLD, or sample it in a block of its own with numpyro.infer.Gibbs.", True)
         check_rates_fit("rate", self.dynamics.rate, potential.prototype)
         supports = supports_of_sites(potential)

@@ -20,7 +20,6 @@ energies is twice as large, so their correction is :math:`\delta^2\sigma^2`. Her
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -153,9 +152,7 @@ class Tempered(MCMCKernel):
         self.swap_batch_size = None if swap_batch_size is None else checked_count("swap_batch_size", swap_batch_size)
         if self.swap_batch_size == 1:
             raise ValueError("swap_batch_size=1: one row does not determine a variance. Give at least 2.")
-        self.kernel = copy.copy(kernel)
-        chain = replace(kernel._chain, gradient=TemperedGradient(kernel.gradient))
-        object.__setattr__(self.kernel, "_chain", chain)
+        self.kernel = kernel.replace(chain=replace(kernel.chain, gradient=TemperedGradient(kernel.gradient)))
 
     @property
     def model(self) -> full_rows:
@@ -191,7 +188,7 @@ class Tempered(MCMCKernel):
             rng_key = random.key_data(rng_key)
         if not is_key(rng_key) and len(rng_key) == 1:
             rng_key = rng_key[0]
-        potential = self.kernel._potential(model_args, model_kwargs)
+        potential = self.kernel.potential(model_args, model_kwargs)
         self._check(potential)
         R, chains = len(self.temperatures), () if is_key(rng_key) else rng_key.shape[:1]
         split = partial(random.split, num=R + 1)
@@ -213,6 +210,10 @@ class Tempered(MCMCKernel):
         swapped = jnp.full_like(replicas.step_size[..., 1:], jnp.nan)
         return TemperedState(replicas, holder, t, swapped, keys[..., 0, :])
 
+    def posterior_chain(self, state: TemperedState) -> tuple[SGMCMC, SGMCMCState]:
+        """The kernel, and the state of the replica at temperature 1."""
+        return self.kernel, state.cold
+
     def sample(self, state: TemperedState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> TemperedState:
         """One transition of every replica, then exchanges."""
         chains, R = state.t.shape, len(self.temperatures)
@@ -223,7 +224,7 @@ class Tempered(MCMCKernel):
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(chains) + 1 :]), replicas)
         flat = self.kernel.sample(flat, model_args, model_kwargs)
         state = state._replace(replicas=_folded(flat, chains, R))
-        exchange = partial(self._exchange, self.kernel._potential(model_args, model_kwargs))
+        exchange = partial(self._exchange, self.kernel.potential(model_args, model_kwargs))
         return jax.vmap(exchange)(state) if chains else exchange(state)
 
     def _exchange(self, potential: ModelPotential, state: TemperedState) -> TemperedState:
@@ -315,7 +316,7 @@ def _check_kernel(kernel: Any) -> None:
     if not isinstance(kernel, SGMCMC):
         raise ValueError(f"Tempered takes a kernel, as SGLD(model, step_size=...), not {kernel!r}.")
     name = type(kernel).__name__
-    if kernel._chain.tuned:
+    if kernel.chain.tuned:
         raise ValueError(
             f"Tempered({name}(...)) needs a step size: the warm-up chooses one for temperature 1 only. Give {name} a "
             "step_size."

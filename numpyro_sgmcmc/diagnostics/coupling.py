@@ -16,7 +16,6 @@ It bounds the errors of the mean and the sd of a coordinate, in sds of Y. The la
 of the step size: for ABOBA that is 0 on normal posteriors.
 """
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,25 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.continued_chains import altered, go_on, last_states, potential_of
-from numpyro_sgmcmc.diagnostics.draws import (
-    TooFewDraws,
-    checked_run,
-    coordinate_names,
-    latent_draws,
-    numbers_of_rows,
-    on_model,
-    unconstrained_draws,
-)
+from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, with_changes
 from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
+from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws, coordinate_names
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
 from numpyro_sgmcmc.diagnostics.table import Line, Summary
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
-from numpyro_sgmcmc.local.models import keeps_values
 from numpyro_sgmcmc.tuning.coordinates import unraveler
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
@@ -140,66 +129,57 @@ def couple(
         >>> bool(0.55 < found.bound["mu"] < 0.75), found.verdict
         (True, 'wrong')
     """
-    kernel, state = checked_run(mcmc, "couple", tempered=False)
+    run = Run(mcmc, model_args, model_kwargs, "couple", continues=True)
     check_key(rng_key, "couple(mcmc, jax.random.key(0), *model_args)")
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "couple")
-    potential = potential_of(kernel, model_args, model_kwargs)
-    plates = potential.plates
-    if keeps_values(kernel._model):
+    kernel, prototype = run.kernel, run.potential.prototype
+    if run.keeps_local_values:
         raise ValueError(
             'couple(mcmc): local= has start="previous", and a partner with another gradient cannot continue from the '
             "local values of the run. Use step_halving(mcmc, key, ...)."
         )
-    if not plates:
+    if not run.potential.plates:
         raise ValueError(
             "couple(mcmc): no plate is minibatched, so the gradients are exact already. Use step_halving(mcmc, key, "
             "...) to check the step size."
         )
-    kept = next(iter(latent_draws(mcmc).values())).shape[1]
-    kept = kept if num_samples is None else checked_count("num_samples", num_samples)
+    kept = run.draws_of_a_chain if num_samples is None else checked_count("num_samples", num_samples)
     if kept < FEWEST:
         raise TooFewDraws(f"couple(mcmc) needs at least {FEWEST} draws of each pair, but {kept} are asked for.")
     left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
-    _, size = numbers_of_rows(potential)
-    plain = isinstance(kernel.gradient, Minibatch) and kernel._transforms is None
-    chosen = gradient or ("full" if size <= ALL_ROWS or not plain else "control")
+    plain = isinstance(kernel.gradient, Minibatch) and not run.samples_other_coordinates
+    chosen = gradient or ("full" if run.rows[1] <= ALL_ROWS or not plain else "control")
     checked_choice("gradient", chosen, ("full", "control"))
-    if chosen == "control" and kernel._transforms is not None:
+    if chosen == "control" and run.samples_other_coordinates:
         raise ValueError(
             f'gradient="control" is not available for {type(kernel).__name__}, which samples other coordinates than '
             'those of the draws. Use gradient="full".'
         )
-    states = last_states(kernel, state)
-    same, states = altered(kernel, states, plates)
-    partner, partners = same, states
+    same, states = with_changes(run)
     if chosen == "full":
         partner, partners = _with_gradient(same, states, AllRows(), [() for _ in states])
     else:
-        draws = unconstrained_draws(mcmc, model_args, model_kwargs, 4000, "couple")
+        draws = run.draws(4000)
         dtype = jax.tree.leaves(states[0].z)[0].dtype
-        centre = unraveler(potential.prototype)(jnp.asarray(draws.flat.mean(0), dtype))
+        centre = unraveler(prototype)(jnp.asarray(draws.flat.mean(0), dtype))
         estimator = ControlVariate(centre)
-        start = on_model(same, lambda potential, key: estimator.start(potential, centre, key), model_args, model_kwargs)
+        start = run.compiled(lambda potential, key: estimator.start(potential, centre, key))
         partner, partners = _with_gradient(same, states, estimator, [start(rng_key)] * len(states))
     total = left_out + kept
     # the same key for both, so that they have the same rows and the same noise
-    x = go_on(same, states, model_args, model_kwargs, total, rng_key)[:, left_out:]
-    y = go_on(partner, partners, model_args, model_kwargs, total, rng_key)[:, left_out:]
-    names, sites = coordinate_names(potential.prototype)
-    shapes = {site: potential.prototype[site].shape for site in dict.fromkeys(sites)}
-    return _bounds(x, y, names, np.asarray(sites), shapes, remedies_of(kernel, state).quiet)
+    x = continue_chains(run, same, states, total, rng_key)[:, left_out:]
+    y = continue_chains(run, partner, partners, total, rng_key)[:, left_out:]
+    names, sites = coordinate_names(prototype)
+    shapes = {site: prototype[site].shape for site in dict.fromkeys(sites)}
+    return _bounds(x, y, names, np.asarray(sites), shapes, remedies_of(run).quiet)
 
 
 def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, gradient_states: list) -> tuple:
     """The kernel with another estimator, and a gradient variance of 0 for NOGIN to subtract."""
-    chain = replace(kernel._chain, gradient=estimator)
-    partner = copy.copy(kernel)
-    object.__setattr__(partner, "_chain", chain)
     changed = []
     for state, gradient_state in zip(states, gradient_states):
         quiet = jax.tree.map(jnp.zeros_like, state.noise_variance)
         changed.append(state._replace(gradient_state=gradient_state, noise_variance=quiet))
-    return partner, changed
+    return kernel.replace(chain=replace(kernel.chain, gradient=estimator)), changed
 
 
 def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shapes: dict, remedy: str) -> Coupled:

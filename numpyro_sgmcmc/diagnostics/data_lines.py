@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.draws import Draws
 from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN, temperature_line
-from numpyro_sgmcmc.diagnostics.predicted_inflation import predicted
+from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, predicted
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
 from numpyro_sgmcmc.diagnostics.table import Line
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.tuning.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
@@ -181,20 +179,12 @@ def _identity(
     )
 
 
-def prediction_lines(
-    kernel: SGMCMC,
-    state: SGMCMCState,
-    draws: Draws,
-    found: Gradients,
-    pairs: np.ndarray,
-    epoch: float,
-    use: Remedies,
-) -> dict[str, Line]:
-    of = predicted(kernel, state, draws, found.values, pairs, epoch)
+def prediction_lines(run: Run, draws: Draws, found: Gradients, pairs: np.ndarray, use: Remedies) -> dict[str, Line]:
+    of = predicted(run, draws, found.values, pairs)
     if of is None:
         return {}
-    lines = {}
-    at = "" if isinstance(kernel.schedule, Constant) else ", at the mean step size"
+    lines, epoch = {}, epoch_of(run)
+    at = "" if isinstance(run.kernel.schedule, Constant) else ", at the mean step size"
     advice = {
         "noise": f"minibatch noise increases the variance of the draws: {use.quiet}.",
         "step": f"the step is too large for the integrator: {use.stable}.",

@@ -6,10 +6,9 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.diagnostics.draws import states_of
+from numpyro_sgmcmc.diagnostics.run import states_of
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, stream
-from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.coordinates import Identity, in_x, unraveler
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
@@ -91,7 +90,7 @@ def gradient_noise(
         raise ValueError(f"num_batches={num_batches}: a variance needs at least 2.")
 
     def probe(potential, state):
-        chain = kernel._chain_for(potential)
+        chain = kernel.chain_for(potential)
         key_probes = stream(state.rng_key, PROBE)
         coordinates = state.tuning.coordinates
 
@@ -113,8 +112,8 @@ def gradient_noise(
     def probes(potential, state):
         return jax.vmap(lambda state: probe(potential, state))(state) if state.i.ndim else probe(potential, state)
 
-    measure = compiled(probes, kernel._model, model_args, model_kwargs, kernel._batch_size, kernel._transforms)
-    if not kernel._chain.tuned or not jnp.ndim(state.i):
+    measure = kernel.compiled(probes, model_args, model_kwargs)
+    if isinstance(state.tuning.coordinates, Identity) or not jnp.ndim(state.i):
         return measure(state)
     # chains share fields of the state
     return jax.tree.map(lambda *chains: jnp.stack(chains), *map(measure, states_of(kernel, state)))

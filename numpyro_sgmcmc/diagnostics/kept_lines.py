@@ -6,13 +6,9 @@ effective sample size measure only mixing.
 from typing import Any
 
 import numpy as np
-from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.draws import latent_draws, numbers_of_rows
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.table import Line, plain
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import Marks, SGMCMCState
-from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.run_checks import LONG, MIXED, OFF, SELDOM, known_temperatures, verdict_on_one
@@ -30,19 +26,14 @@ UNCERTAIN = 0.15  # a larger standard error is too large for a verdict
 FEW = 100  # effective draws
 
 
-def remedies_of(kernel: SGMCMC, state: SGMCMCState) -> Remedies:
+def remedies_of(run: Run) -> Remedies:
     """What the user of this run may change."""
-    if not isinstance(state.tuning, Tuning):
-        return Remedies(False)
-    return Remedies(True, bool(np.any(np.asarray(state.tuning.variance))))
+    return Remedies(False) if run.tuning is None else Remedies(True, bool(np.any(np.asarray(run.tuning.variance))))
 
 
-def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | None) -> dict[str, Line]:
-    chains = mcmc.num_chains
-    kept = next(iter(latent_draws(mcmc).values())).shape[1]
-    wraps = np.asarray(Marks.of(state.marks).wraps, float)
-    steps = float((np.asarray(state.i, float) + 2.0**32 * wraps).max())
-    h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(chains, -1)
+def cost_lines(run: Run, seconds: float | None) -> dict[str, Line]:
+    kernel, chains, kept = run.kernel, run.mcmc.num_chains, run.draws_of_a_chain
+    steps, h = float(run.steps.max()), run.step_sizes
     last = h[:, -1].mean()
     varies = not np.allclose(h, last, atol=0)
     lines = {
@@ -51,16 +42,13 @@ def cost_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, seconds: float | 
         "step_size": _step_size(h, plain(last) + (", at the end" if varies else "")),
     }
     each = getattr(kernel.integrator, "gradients_per_step", 1)
-    evaluations = each * steps * chains * len(getattr(mcmc.sampler, "temperatures", [1.0]))
+    evaluations = each * steps * chains * len(getattr(run.sampler, "temperatures", [1.0]))
     details: dict[str, Any] = {}
-    try:
-        potential = ModelPotential.of(kernel._model, mcmc._args or (), mcmc._kwargs or {}, kernel._batch_size)
-        batch, size = numbers_of_rows(potential)
-        twice = 2 if hasattr(kernel._chain_for(potential).gradient, "anchor") else 1
+    if run.knows_data:
+        batch, size = run.rows
+        twice = 2 if hasattr(kernel.chain_for(run.potential).gradient, "anchor") else 1
         passes = evaluations * twice * (batch / size if size else 1.0)
         lines["passes"] = Line("passes over the data, by the steps", passes, plain(passes))
-    except (TypeError, ValueError):
-        pass  # the arguments of the run are not known any more, as after unpickling
     shown = plain(evaluations)
     if seconds is not None:
         details["per_second"] = evaluations / seconds
@@ -88,10 +76,10 @@ def _step_size(h: np.ndarray, shown: str) -> Line:
     )
 
 
-def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, names: list[str]) -> dict[str, Line]:
+def kept_lines(run: Run, draws: Draws) -> dict[str, Line]:
     """Their verdicts are those of :func:`~numpyro_sgmcmc.report.run_doubts.doubts`, or worse."""
-    monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
-    use = remedies_of(kernel, state)
+    z, names, monitor = draws.z, draws.names, run.fields["monitor"]
+    use = remedies_of(run)
     lines = {"refused": _refused(monitor, z, use)}
     T = known_temperatures(monitor.temperature)
     if T.size:
@@ -100,10 +88,10 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
     if jump.any():  # it is 0 for dynamics with a momentum
         late = float(jump[:, jump.shape[1] // 2 :].mean())
         lines["squared_steps"] = Line("squared steps over those of the noise", late, plain(late), f"<= {LONG:g}", "ok")
-    if isinstance(kernel.dynamics, Thermostatted):
-        lines["thermostat"] = _thermostat(mcmc, kernel, state)
-    if isinstance(state.tuning, Tuning):
-        lines |= _warm_up(state.tuning)
+    if isinstance(run.kernel.dynamics, Thermostatted):
+        lines["thermostat"] = _thermostat(run)
+    if run.tuning is not None:
+        lines |= _warm_up(run.tuning)
     with np.errstate(invalid="ignore"):
         R, n = r_hat(z), effective(z)
     worst_R, fewest = int(np.argmax(R)), int(np.argmin(n))
@@ -138,7 +126,7 @@ def kept_lines(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState, z: np.ndarray, na
             f"the standard deviations of the chains differ, so that of all draws is not known: {use.mixing}.",
             {"where": names[widest]},
         )
-    limit = state.tuning.score_limit if isinstance(state.tuning, Tuning) else np.inf
+    limit = np.inf if run.tuning is None else run.tuning.score_limit
     for doubt in doubts(monitor, z.shape[-1], limit, float(R[worst_R]) if enough else None):
         line = lines.get(doubt.line, Line(*OTHER_LINES.get(doubt.line, (doubt.line, None, "see below"))))
         verdict = worst(line.verdict, doubt.verdict)
@@ -185,12 +173,12 @@ def temperature_line(name: str, T: np.ndarray, remedy: str, coordinates: int | N
     )
 
 
-def _thermostat(mcmc: MCMC, kernel: SGMCMC, state: SGMCMCState) -> Line:
+def _thermostat(run: Run) -> Line:
     """Mean thermostat minus D: the effect of the gradient noise that it balances, h s^2 / 2."""
-    fields = mcmc.get_extra_fields(group_by_chain=True)
-    kept = fields.get("thermostat", state.thermostat)
+    fields = run.fields
+    kept = fields.get("thermostat", run.state.thermostat)
     leaves = [np.asarray(leaf, float).ravel() for leaf in (kept.values() if isinstance(kept, dict) else [kept])]
-    absorbed = float(np.concatenate(leaves).mean()) - kernel.dynamics.noise
+    absorbed = float(np.concatenate(leaves).mean()) - run.kernel.dynamics.noise
     of = "" if "thermostat" in fields else ", of the last state"
     return Line("thermostat minus D: the noise that it balances", absorbed, plain(absorbed) + of)
 

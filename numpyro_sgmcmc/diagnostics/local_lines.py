@@ -22,7 +22,6 @@ the starts, only a chain without any movement is wrong.
 The score identities show neither, because they use the same local values.
 """
 
-from collections.abc import Mapping
 import math
 from typing import Any
 
@@ -31,16 +30,13 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.draws import Draws, on_model, states_of, unravel_of
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.table import Line
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import Marks, SGMCMCState
 from numpyro_sgmcmc.gradients.local_tables import read
-from numpyro_sgmcmc.local.models import drawn_locally, keeps_values
+from numpyro_sgmcmc.local.models import drawn_locally
 from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
-from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import independent_rows
-from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.utils.significance import VARIANCE, graded, largest_z_score
 
 PLACES = 100  # draws of the run, each with a minibatch of its own
@@ -48,34 +44,27 @@ VISITS = 40  # at most so many visits to a row with a stored value
 OF_A_FUNCTION = 0.3, 0.99  # bounds of s, if a function returns the starts
 
 
-def local_lines(
-    kernel: SGMCMC,
-    state: SGMCMCState,
-    draws: Draws | None,
-    model_args: tuple,
-    model_kwargs: Mapping[str, Any],
-    rng_key: jax.Array,
-) -> dict[str, Line]:
+def local_lines(run: Run, draws: Draws | None, rng_key: jax.Array) -> dict[str, Line]:
     """
     Empty if there are no local sites.
 
     :param draws: the places to measure at. None if local values are kept: they fit the last position only.
     """
-    if not isinstance(kernel._model, drawn_locally):
+    model = run.kernel.sampled_model
+    if not isinstance(model, drawn_locally):
         return {}
-    given = kernel, state, draws, model_args, model_kwargs
     key_memory, key_moves = random.split(rng_key)
     lines = {}
-    if not callable(getattr(kernel._model.local, "start", None)):
-        lines["local_memory"] = _memory(*given, key_memory)
-    if makes_moves(kernel._model):
-        lines["local_moves"] = _rejected(*given, key_moves)
+    if not callable(getattr(model.local, "start", None)):
+        lines["local_memory"] = _memory(run, draws, key_memory)
+    if makes_moves(model):
+        lines["local_moves"] = _rejected(run, draws, key_moves)
     return lines
 
 
-def _memory(kernel, state, draws, model_args, model_kwargs, rng_key):
-    run = _visits(kernel, state, model_args, model_kwargs) if keeps_values(kernel._model) else 1.0
-    visits = int(min(run, VISITS))
+def _memory(run, draws, rng_key):
+    in_run = _visits(run) if run.keeps_local_values else 1.0
+    visits = int(min(in_run, VISITS))
 
     def chain(potential, z, rows, rng_key):
         """Start and end of local chains, which continue for all visits."""
@@ -100,8 +89,8 @@ def _memory(kernel, state, draws, model_args, model_kwargs, rng_key):
         return {name: _products(begin.plates[name], *pair) for name, pair in pairs.items()}
 
     places = max(PLACES // visits, 10)
-    found = _over_places(kernel, state, draws, model_args, model_kwargs, at, places, rng_key)
-    return _memory_line(kernel._model.local, found, run / visits)
+    found = _over_places(run, draws, at, places, rng_key)
+    return _memory_line(run.kernel.sampled_model.local, found, in_run / visits)
 
 
 def _products(plates, *pairs):
@@ -165,10 +154,10 @@ def _way_out(local):
     return "more moves in the function, or better starts"
 
 
-def _rejected(kernel, state, draws, model_args, model_kwargs, rng_key):
-    local, kept = kernel._model.local, keeps_values(kernel._model)
+def _rejected(run, draws, rng_key):
+    local, kept = run.kernel.sampled_model.local, run.keeps_local_values
     sites: tuple[str, ...] = ()
-    visits = int(min(_visits(kernel, state, model_args, model_kwargs), VISITS)) if kept else 1
+    visits = int(min(_visits(run), VISITS)) if kept else 1
 
     def shares(potential, z, table, rng_key):
         key_rows, key_draws = random.split(rng_key)
@@ -185,29 +174,27 @@ def _rejected(kernel, state, draws, model_args, model_kwargs, rng_key):
         mean, moved = lax.map(accepted, random.split(key_draws, visits))
         return mean.mean(), 1 - moved.any(0).mean()
 
-    mean, still = _over_places(
-        kernel, state, draws, model_args, model_kwargs, shares, max(PLACES // visits, 10), rng_key
-    )
+    mean, still = _over_places(run, draws, shares, max(PLACES // visits, 10), rng_key)
     return _line(local, sites, mean, still, visits)
 
 
-def _over_places(kernel, state, draws, model_args, model_kwargs, fn, places, rng_key):
+def _over_places(run, draws, fn, places, rng_key):
     """
     ``fn(potential, z, table, key)`` at draws, or at the last position of each chain if values are kept, as their table
     fits this position only. The places are along axis 0 of the results.
     """
 
     def at(potential, z, table, keys):
-        unravel = unravel_of(potential)
+        unravel = unraveler(potential.prototype)
         return lax.map(lambda each: fn(potential, unravel(each[0]), table, each[1]), (z, keys))
 
-    if keeps_values(kernel._model):
-        chains = states_of(kernel, state)[:places]
+    if run.keeps_local_values:
+        chains = run.states[:places]
         each = -(-places // len(chains))
         ways = [(np.repeat(np.asarray(raveled(chain.z))[None], each, 0), chain.gradient_state) for chain in chains]
     else:
         ways = [(draws.flat[:: max(1, len(draws.flat) // places)], ())]
-    at_draws = on_model(kernel, at, model_args, model_kwargs)
+    at_draws = run.compiled(at)
     found = []
     for k, (z, table) in enumerate(ways):
         keys = random.split(random.fold_in(rng_key, k), len(z))
@@ -215,12 +202,10 @@ def _over_places(kernel, state, draws, model_args, model_kwargs, fn, places, rng
     return jax.tree.map(lambda *x: np.concatenate([np.asarray(each, float) for each in x]), *found)
 
 
-def _visits(kernel, state, model_args, model_kwargs):
+def _visits(run):
     """The number of visits to a row in the run."""
-    potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
-    ((size, batch),) = potential.plates.values()
-    steps = np.asarray(state.i, float) + 2.0**32 * np.asarray(Marks.of(state.marks).wraps, float)
-    return max(float(steps.min()) * batch / size, 1.0)
+    ((size, batch),) = run.potential.plates.values()
+    return max(float(run.steps.min()) * batch / size, 1.0)
 
 
 def _line(local: Any, sites: tuple[str, ...], acceptance: np.ndarray, still: np.ndarray, visits: int) -> Line:

@@ -9,20 +9,17 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.draws import latent_draws, on_model
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.diagnostics.draws import latent_draws
+from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.gradients.full_pass import chunk_length
 from numpyro_sgmcmc.types import Plate
 
 
-def log_likelihood_of(
-    mcmc: MCMC, kernel: SGMCMC, args: tuple, kwargs: Mapping[str, Any], count: int | None, seed: int
-) -> Any:
+def log_likelihood_of(run: Run, count: int | None, seed: int) -> Any:
     """The log-likelihood of all rows of the largest minibatched plate, or of ``count`` of them, in chunks of rows."""
-    draws = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in latent_draws(mcmc).items()}
-    chains = mcmc.num_chains
+    draws = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in latent_draws(run.mcmc).items()}
+    chains = run.mcmc.num_chains
     about: dict[str, Any] = {}
     jacobians = {f"_{name}_log_det" for name in draws}  # factors of the transforms, which are not data
 
@@ -57,9 +54,9 @@ def log_likelihood_of(
             )
         return jnp.zeros(())
 
-    on_model(kernel, sizes, args, kwargs)()
+    run.compiled(sizes)()
     plates = about["plates"]
-    evaluate = on_model(kernel, chunk, args, kwargs)
+    evaluate = run.compiled(chunk)
     if not plates:
         whole = evaluate(draws, {})
         return _as_dataset([whole], about, chains, "", np.zeros(0))

@@ -18,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.contrib.tempered import Tempered
 from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.predicted_sites import PredictedSites
 from numpyro_sgmcmc.diagnostics.weights import weights
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 
 
 class Predictions(NamedTuple):
@@ -122,7 +120,7 @@ def _draws_of(draws: Any) -> tuple[Any, dict[str, jax.Array], np.ndarray]:
         check_draws(draws, "predict")
         values = draws.get_samples()
         count = len(jax.tree.leaves(values)[0])
-        ours = isinstance(draws.sampler, (SGMCMC, Tempered))
+        ours = hasattr(draws.sampler, "posterior_chain")
         return draws.sampler.model, values, count * weights(draws) if ours else np.ones(count)
     if isinstance(draws, tuple) and len(draws) == 2 and callable(draws[0]) and isinstance(draws[1], Mapping):
         model, values = draws

@@ -22,15 +22,14 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.draws import TOGETHER, Draws, at_draws, on_model, states_of, unravel_of
+from numpyro_sgmcmc.diagnostics.draws import TOGETHER, at_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.rows.schemes import next_rows
-from numpyro_sgmcmc.tuning.coordinates import LowRank, raveled
-from numpyro_sgmcmc.types import Potential, RowsState, Thermostatted
+from numpyro_sgmcmc.tuning.coordinates import Identity, LowRank, raveled, unraveler
+from numpyro_sgmcmc.types import RowsState, Sites, Thermostatted
 
 PAIRS, FEWEST = 1000, 200  # pairs of minibatches, at most, and at least for many coordinates
 NUMBERS = 2**25  # numbers that all pairs may take together
@@ -59,33 +58,25 @@ class Prediction(NamedTuple):
     rescale: np.ndarray
 
 
-def gradient_pairs(
-    kernel: SGMCMC,
-    state: SGMCMCState,
-    draws: Draws,
-    model_args: tuple,
-    model_kwargs: Mapping[str, Any],
-    rng_key: jax.Array,
-    pairs: int | None = None,
-) -> np.ndarray:
+def gradient_pairs(run: Run, draws: Draws, rng_key: jax.Array, pairs: int | None = None) -> np.ndarray:
     """
     (g_1 - g_2) / sqrt(2) for pairs of new minibatches, by the kernel's own estimator, shape ``(pairs, d)``. Estimators
     whose state does not change are evaluated at draws of the run, others at the last position, where their state
     belongs.
     """
-    states = states_of(kernel, state)
+    kernel, states = run.kernel, run.states
     if pairs is None:
         pairs = min(PAIRS, max(FEWEST, NUMBERS // draws.z.shape[-1]))
     per_chain = -(-pairs // len(states))
     stays = isinstance(kernel.gradient, (Minibatch, ControlVariate))
-    if kernel._transforms is not None and not stays:
+    if run.samples_other_coordinates and not stays:
         raise ValueError(
             f"the noise of {kernel.gradient!r} is not known in NumPyro's coordinates, because {type(kernel).__name__} "
             "samples others. Use gradient_noise(kernel, state, ...)."
         )
 
     def probe(potential, z, gradient_state, rng_key):
-        chain, unravel = kernel._chain_for(potential), unravel_of(potential)
+        chain, unravel = kernel.chain_for(potential), unraveler(potential.prototype)
 
         def one(z, k):
             def gradient(key):
@@ -99,7 +90,7 @@ def gradient_pairs(
 
         return at_draws(one, z, jnp.arange(len(z), dtype=jnp.uint32))
 
-    measured = on_model(kernel, probe, model_args, model_kwargs)
+    measured = run.compiled(probe)
     found = []
     for k, (one, key) in enumerate(zip(states, random.split(rng_key, len(states)))):
         index = np.linspace(0, draws.z.shape[1] - 1, per_chain).round().astype(int)
@@ -109,29 +100,28 @@ def gradient_pairs(
     return np.concatenate(found)
 
 
-def predicted(
-    kernel: SGMCMC, state: SGMCMCState, draws: Draws, gradients: np.ndarray, pairs: np.ndarray, epoch: float
-) -> Prediction | None:
+def predicted(run: Run, draws: Draws, gradients: np.ndarray, pairs: np.ndarray) -> Prediction | None:
     """
+    The prediction for the mean step size of the draws, to which their inflation is proportional at first order.
+
     :param gradients: gradients at the draws, shape ``(chains, draws, d)``.
     :param pairs: see :func:`gradient_pairs`.
-    :param epoch: batches per epoch of reshuffled rows; 1: independent batches.
     :return: None for an integrator that is not a word, for noise that is not normal, with a ``skew``, which couples the
         modes, for a step size of 0, for a kernel that samples other coordinates than NumPyro's, and for a dynamics that
         does not know its inflation, such as a recipe.
     """
-    word: Any = kernel.integrator
+    kernel, word = run.kernel, run.kernel.integrator
     if not hasattr(word, "word") or any(word.flows[letter].needs_key for letter in word.word):
         return None
-    one = states_of(kernel, state)[0]
-    h = float(np.asarray(one.step_size))
+    one, h = run.states[0], run.mean_step
     dynamics, phase = kernel.dynamics.with_frozen_adaptation(one.phase)
-    if getattr(dynamics, "skew", None) is not None or kernel._transforms is not None or not h > 0:
+    if getattr(dynamics, "skew", None) is not None or run.samples_other_coordinates or not h > 0:
         return None
-    if np.isnan(raveled(dynamics.inflation(phase, one.step_size, jax.tree.map(jnp.ones_like, phase.z)))).any():
+    if np.isnan(raveled(dynamics.inflation(phase, jnp.asarray(h), jax.tree.map(jnp.ones_like, phase.z)))).any():
         return None
-    L = _scale(kernel, dynamics, one, draws)
-    wide = one.tuning.coordinates if kernel._chain.tuned and isinstance(one.tuning.coordinates, LowRank) else None
+    coordinates = one.tuning.coordinates
+    L = _scale(coordinates, dynamics, one.z)
+    wide = coordinates if isinstance(coordinates, LowRank) else None
     dense = L.ndim == 2
     into = (lambda g: g @ L) if dense else (lambda g: g * L) if wide is None else (lambda g: _along(wide, g) / L)
     away = draws.flat - draws.flat.mean(0)
@@ -145,7 +135,7 @@ def predicted(
     known = None
     if word.needs_variance:
         leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(phase.noise_variance)])
-        known = leaves if kernel._chain.tuned else leaves * L**2
+        known = leaves * L**2 if isinstance(coordinates, Identity) else leaves
         if wide is not None:
             known = np.asarray(wide.variances(jnp.asarray(known)), float) / L**2
         known = known if modes is None else known @ modes**2
@@ -154,7 +144,7 @@ def predicted(
     exact = {"known": zero if known is not None else None, "thermostat": _balance(dynamics, h, zero)}
     alone = linear_law(dynamics, word, h, curvature, zero, **exact)
     longer = linear_law(dynamics, word, LONGER * h, curvature, zero, **exact)
-    law = linear_law(dynamics, word, h, curvature, s2, known=known, thermostat=thermostat, epoch=epoch)
+    law = linear_law(dynamics, word, h, curvature, s2, known=known, thermostat=thermostat, epoch=epoch_of(run))
     total = law.step + law.noise
     stable = 2 if longer.radius.max() < 1 else 1 if alone.radius.max() < 1 else 0
     by_z = _in_z(L, modes, curvature)
@@ -165,11 +155,11 @@ def predicted(
     return Prediction(more, error, step, (pairs**2).mean(0), stable, _rescaling(L, modes, total))
 
 
-def epoch_of(kernel: SGMCMC, potential: Potential) -> float:
+def epoch_of(run: Run) -> float:
     """Batches per epoch of reshuffled rows, 1 for independent batches; with several plates, the longest epoch."""
-    if getattr(kernel.rows, "independent", False) or not potential.plates:
+    if getattr(run.kernel.rows, "independent", False):
         return 1.0
-    return max(plate.size // plate.batch_size for plate in potential.plates.values())
+    return max((plate.size // plate.batch_size for plate in run.potential.plates.values()), default=1.0)
 
 
 def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
@@ -181,17 +171,16 @@ def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
     return np.asarray(unit.at_equilibrium(unit.init(0 * heat, 0 * heat), jnp.asarray(h), heat).thermostat)
 
 
-def _scale(kernel: SGMCMC, dynamics: Any, state: SGMCMCState, draws: Draws) -> np.ndarray:
+def _scale(coordinates: Any, dynamics: Any, z: Sites) -> np.ndarray:
     """L in z = c + L y, where y has unit mass: a matrix or a diagonal."""
-    if kernel._chain.tuned:
-        coordinates = state.tuning.coordinates
-        if isinstance(coordinates, LowRank):  # the lengths of its rows: a matrix would be too large
-            return np.sqrt(np.asarray(coordinates.variances(jnp.ones_like(coordinates.width)), float))
+    if isinstance(coordinates, LowRank):  # the lengths of its rows: a matrix would be too large
+        return np.sqrt(np.asarray(coordinates.variances(jnp.ones_like(coordinates.width)), float))
+    if not isinstance(coordinates, Identity):
         return np.asarray(coordinates.scale, float)
     mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if not isinstance(mass, Mapping):
-        return np.full(draws.z.shape[-1], math.sqrt(float(mass)))
-    full = {name: np.broadcast_to(np.asarray(mass[name], float), np.shape(x)) for name, x in state.z.items()}
+        return np.full(len(raveled(z)), math.sqrt(float(mass)))
+    full = {name: np.broadcast_to(np.asarray(mass[name], float), np.shape(x)) for name, x in z.items()}
     return np.sqrt(np.concatenate([full[name].ravel() for name in sorted(full)]))
 
 

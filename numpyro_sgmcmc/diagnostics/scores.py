@@ -17,7 +17,6 @@ A violation is translated into an error of the draws to first order. With their 
 :math:`E[(z - m)_j v_j] / \Sigma_{jj} - 1` is the relative error of the variance, also for correlated coordinates.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,13 +24,12 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.draws import Draws, at_draws, numbers_of_rows, on_model, unravel_of
+from numpyro_sgmcmc.diagnostics.draws import at_draws
+from numpyro_sgmcmc.diagnostics.run import Draws, Run, numbers_of_rows
 from numpyro_sgmcmc.diagnostics.wide_data import widened
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
-from numpyro_sgmcmc.local.models import keeps_values
 from numpyro_sgmcmc.rows.schemes import independent_rows
-from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
 
 ALL_ROWS = 2000  # up to this number of rows, in all plates together, all rows are used for each draw
@@ -77,15 +75,13 @@ class Gradients(NamedTuple):
     widened: tuple[str, ...] = ()
 
 
-def gradients(
-    kernel: SGMCMC, draws: Draws, model_args: tuple, model_kwargs: Mapping[str, Any], rng_key: jax.Array
-) -> Gradients:
+def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     """
     Unbiased gradients of U at the draws, see above.
 
     :raises ValueError: if the kernel keeps local values, as those of other draws are not known any more.
     """
-    if keeps_values(kernel._model):
+    if run.keeps_local_values:
         raise ValueError(
             'local= has start="previous": the local values that belong to a draw are not kept, so the gradient of U at '
             "the draw is not known. Use summary(mcmc), step_halving(mcmc, key, ...), or a run with start=None and more "
@@ -94,7 +90,7 @@ def gradients(
     about: dict[str, Any] = {}
 
     def at(potential, z, mean, rng_key):
-        plates, unravel = potential.plates, unravel_of(potential)
+        plates, unravel = potential.plates, unraveler(potential.prototype)
         seen, size = numbers_of_rows(potential)
         whole = size <= ALL_ROWS
         about.update(size=max(size, 1), rows=size if whole else seen, whole=whole or not plates)
@@ -117,15 +113,15 @@ def gradients(
             known = raveled(full_gradient(potential, unravel(mean), key_mean))
         return values, control, known
 
-    wide_args, wide_kwargs, widened_names = widened(model_args, model_kwargs)
+    wide_args, wide_kwargs, widened_names = widened(run.args, run.kwargs)
     dtype = jnp.result_type(float)
     z, mean = jnp.asarray(draws.flat, dtype), jnp.asarray(draws.flat.mean(0), dtype)
     try:
-        found = on_model(kernel, at, wide_args, wide_kwargs)(z, mean, rng_key)
+        found = run.compiled(at, (wide_args, wide_kwargs))(z, mean, rng_key)
     except TypeError:  # a model may need the dtype, for example for np.unpackbits
         if not widened_names:
             raise
-        found, widened_names = on_model(kernel, at, model_args, model_kwargs)(z, mean, rng_key), ()
+        found, widened_names = run.compiled(at)(z, mean, rng_key), ()
     values, control, known = (np.asarray(x, float) for x in found)
     away = control - known
     if np.isfinite(away).all() and np.isfinite(values).all():

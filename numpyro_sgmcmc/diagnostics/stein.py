@@ -28,8 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.draws import checked_run, key_of, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Line, Summary
 from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
@@ -84,11 +83,9 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
         >>> [kernel_stein_discrepancy(run(h), x).verdict for h in (5e-5, 1.5e-3)]
         ['right', 'wrong']
     """
-    kernel, state = checked_run(mcmc, "kernel_stein_discrepancy")
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "kernel_stein_discrepancy")
-    draws = unconstrained_draws(mcmc, model_args, model_kwargs, max_draws, "kernel_stein_discrepancy")
-    key = random.fold_in(key_of(state), 3)
-    found = gradients(kernel, draws, model_args, model_kwargs, key).values
+    run = Run(mcmc, model_args, model_kwargs, "kernel_stein_discrepancy")
+    draws = run.draws(max_draws)
+    found = gradients(run, draws, random.fold_in(run.key, 3)).values
     z, score = _whitened(draws.z, -found)
     squared, error, at_least = discrepancy(z, score)
     verdict = graded(squared, CLOSE, FAR) if not squared <= CERTAIN * error + at_least else "ok"

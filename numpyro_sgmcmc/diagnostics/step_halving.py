@@ -22,10 +22,9 @@ from jax import random
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.continued_chains import altered, go_on, last_states, last_step, potential_of
-from numpyro_sgmcmc.diagnostics.draws import checked_run, coordinate_names, latent_draws
+from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, last_step, with_changes
 from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
+from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
 from numpyro_sgmcmc.diagnostics.table import Line, Summary, plain
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.tuning.schedules import Constant
@@ -94,16 +93,12 @@ def step_halving(
         >>> bool(abs(found["mu"]["extrapolated_sd"] * 1000**0.5 - 1) < 0.15)
         True
     """
-    kernel, state = checked_run(mcmc, "step_halving", tempered=False)
+    run = Run(mcmc, model_args, model_kwargs, "step_halving", continues=True)
     check_key(rng_key, "step_halving(mcmc, jax.random.key(0), *model_args)")
-    model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "step_halving")
     checked_choice("vary", vary, ("step_size", "batch_size"))
-    kept = next(iter(latent_draws(mcmc).values())).shape[1]
-    kept = kept if num_samples is None else checked_count("num_samples", num_samples)
+    kept = run.draws_of_a_chain if num_samples is None else checked_count("num_samples", num_samples)
     left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
-    potential = potential_of(kernel, model_args, model_kwargs)
-    plates = potential.plates
-    states = last_states(kernel, state)
+    kernel, plates, prototype = run.kernel, run.potential.plates, run.potential.prototype
     if vary == "batch_size":
         _check_batches(plates, kernel.gradient)
         change, factor = {"batch": 2}, _share_of_noise(plates)
@@ -113,17 +108,14 @@ def step_halving(
     keys = random.split(rng_key)
     runs = []
     for options, key in zip(({}, change), keys):
-        changed, begun = altered(kernel, states, plates, **options)
-        runs.append(go_on(changed, begun, model_args, model_kwargs, left_out + kept, key)[:, left_out:])
-    names, sites = coordinate_names(potential.prototype)
-    shapes = {site: potential.prototype[site].shape for site in dict.fromkeys(sites)}
-    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes, remedies_of(kernel, state).accurate)
+        runs.append(continue_chains(run, *with_changes(run, **options), left_out + kept, key)[:, left_out:])
+    names, sites = coordinate_names(prototype)
+    shapes = {site: prototype[site].shape for site in dict.fromkeys(sites)}
+    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes, remedies_of(run).accurate)
     what = "half the step size" if vary == "step_size" else "twice the batch"
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
-        note += (
-            f" The step size changes during the run; this is the bias at its last value, {plain(last_step(states))}."
-        )
+        note += f" The step size changes during the run; this is the bias at its last value, {plain(last_step(run))}."
     return Summary(f"The change by {what}", lines, note)
 
 

@@ -18,28 +18,16 @@ effective sample size measure whether chains have mixed, not bias.
 from typing import Any
 
 from jax import random
-import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of, takes_arguments
 from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
-from numpyro_sgmcmc.diagnostics.draws import (
-    checked_run,
-    coordinate_names,
-    key_of,
-    latent_draws,
-    posterior_draws,
-    unconstrained_draws,
-)
 from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines, remedies_of
 from numpyro_sgmcmc.diagnostics.local_lines import local_lines
-from numpyro_sgmcmc.diagnostics.predicted_inflation import epoch_of, gradient_pairs
+from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
+from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
-from numpyro_sgmcmc.engine.state import SGMCMCState
-from numpyro_sgmcmc.local.models import keeps_values
-from numpyro_sgmcmc.potential.potential import ModelPotential
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
 FEWEST = 400  # number of draws that are used for any number of coordinates
@@ -96,43 +84,24 @@ def summary(
         >>> summary(run(5e-5), x).verdict, summary(run(1e-3), x).verdict
         ('right', 'wrong')
     """
-    kernel, state = checked_run(mcmc, "summary")
-    lines = cost_lines(mcmc, kernel, state, seconds)
-    without_data = not model_args and not model_kwargs and takes_arguments(mcmc, state)
-    if not without_data:
-        model_args, model_kwargs = arguments_of(mcmc, model_args, model_kwargs, "summary")
-    if without_data or keeps_values(kernel._model):
-        values = posterior_draws(mcmc)
-        z = np.concatenate([values[name].reshape(*values[name].shape[:2], -1) for name in sorted(values)], -1)
-        names, _ = coordinate_names({name: x[0, 0] for name, x in values.items()})
-        lines |= kept_lines(mcmc, kernel, state, z, list(names))
-        if not without_data:
-            lines |= local_lines(kernel, state, None, model_args, model_kwargs, key_of(state))
+    run = Run(mcmc, model_args, model_kwargs, "summary", data_needed=False)
+    lines = cost_lines(run, seconds)
+    if not run.has_data or run.keeps_local_values:
+        lines |= kept_lines(run, run.values())
+        if run.has_data:
+            lines |= local_lines(run, None, run.key)
         more = (
             'local= has start="previous", so there are no score identities; step_halving(mcmc, key, ...) shows more.'
-            if keeps_values(kernel._model)
+            if run.keeps_local_values
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
         return Summary("Verdict", lines, f"These lines do not detect every bias. {more}")
-    coordinates = sum(x[0, 0].size for x in latent_draws(mcmc).values())
-    few = min(max_draws, max(FEWEST, NUMBERS // coordinates))
-    draws = unconstrained_draws(mcmc, model_args, model_kwargs, few, "summary")
-    lines |= kept_lines(mcmc, kernel, state, draws.z, list(draws.names))
-    key_scores, key_pairs, key_local = random.split(key_of(state), 3)
-    found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
-    use = remedies_of(kernel, state)
+    draws = run.draws(min(max_draws, max(FEWEST, NUMBERS // run.coordinates)))
+    lines |= kept_lines(run, draws)
+    key_scores, key_pairs, key_local = random.split(run.key, 3)
+    found, use = gradients(run, draws, key_scores), remedies_of(run)
     lines |= score_lines(draws, found, use.accurate)
-    if np.isfinite(found.values).all() and kernel._transforms is None:  # a prediction is for NumPyro's coordinates
-        pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
-        potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
-        epoch = epoch_of(kernel, potential)
-        lines |= prediction_lines(kernel, _at_mean_step(mcmc, state), draws, found, pairs, epoch, use)
-        lines |= local_lines(kernel, state, draws, model_args, model_kwargs, key_local)
+    if np.isfinite(found.values).all() and not run.samples_other_coordinates:  # a prediction is for NumPyro's
+        lines |= prediction_lines(run, draws, found, gradient_pairs(run, draws, key_pairs), use)
+        lines |= local_lines(run, draws, key_local)
     return Summary("Verdict", lines, by_site=numbers_by_site(lines))
-
-
-def _at_mean_step(mcmc: MCMC, state: SGMCMCState) -> SGMCMCState:
-    """The state with the mean step size of the draws, to which their inflation is proportional at first order."""
-    h = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["step_size"], float).reshape(mcmc.num_chains, -1)
-    h = np.maximum(h, 0).sum(1) / np.maximum((h > 0).sum(1), 1)  # without steps of size 0, which add nothing
-    return state._replace(step_size=jnp.asarray(h.reshape(np.shape(state.step_size)), state.step_size.dtype))

@@ -7,7 +7,6 @@ documents how it was made; and the log-likelihood :math:`\log p(y_i \mid z_l)`, 
 """
 
 from collections.abc import Mapping
-import copy
 from dataclasses import fields, is_dataclass
 from importlib.metadata import version
 import json
@@ -18,13 +17,11 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.contrib.correction import Corrected
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.draws import TooFewDraws, checked_run
 from numpyro_sgmcmc.diagnostics.log_likelihood import log_likelihood_of
+from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws
 from numpyro_sgmcmc.diagnostics.summary import summary
 from numpyro_sgmcmc.diagnostics.weights import weights
 from numpyro_sgmcmc.engine.settings import settings
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.utils.validation import checked_count
 
 PACKAGES = "numpyro_sgmcmc", "numpyro", "jax", "arviz"  # whose versions are kept
@@ -81,19 +78,16 @@ def to_arviz(
         >>> idata.posterior.attrs["verdict"]
         'right'
     """
-    kernel, _ = checked_run(mcmc, "to_arviz")
-    args, kwargs = arguments_of(mcmc, model_args, model_kwargs, "to_arviz")
+    run = Run(mcmc, model_args, model_kwargs, "to_arviz")
     import arviz as az  # importing it takes longer than NumPyro and JAX together, so only where it is needed
 
     try:
         found = summary(mcmc, *model_args, **model_kwargs)
     except TooFewDraws:  # save them with the verdicts on the fields collected during the run
         found = summary(mcmc)
-    known = copy.copy(mcmc)  # ArviZ reads the arguments from it, which a run may have lost by pickling
-    known._args, known._kwargs = args, kwargs
-    idata = az.from_numpyro(known, log_likelihood=False)
+    idata = az.from_numpyro(run.with_arguments(), log_likelihood=False)
     attributes = {
-        "settings": json.dumps(_settings(mcmc, kernel)),
+        "settings": json.dumps(_settings(run)),
         "versions": json.dumps({name: version(name) for name in PACKAGES}),
         "verdict": found.verdict,
         "verdicts": json.dumps({key: line.verdict for key, line in found.lines.items() if line.verdict}),
@@ -116,7 +110,7 @@ def to_arviz(
     _replace(idata, "sample_stats", _dataset(idata, "sample_stats").assign(_statistics(mcmc)))
     if log_likelihood is not False:
         rows = None if log_likelihood is True else checked_count("log_likelihood", log_likelihood)
-        _replace(idata, "log_likelihood", log_likelihood_of(mcmc, kernel, args, kwargs, rows, seed))
+        _replace(idata, "log_likelihood", log_likelihood_of(run, rows, seed))
     return idata
 
 
@@ -153,9 +147,8 @@ def _statistics(mcmc: MCMC) -> dict[str, Any]:
     return added
 
 
-def _settings(mcmc: MCMC, kernel: SGMCMC) -> dict[str, Any]:
-    state = mcmc.last_state
-    assert state is not None
+def _settings(run: Run) -> dict[str, Any]:
+    mcmc, kernel = run.mcmc, run.kernel
     found = {
         "kernel": type(kernel).__name__,
         "dynamics": _options(kernel.dynamics),
@@ -164,15 +157,15 @@ def _settings(mcmc: MCMC, kernel: SGMCMC) -> dict[str, Any]:
         "rows": _options(kernel.rows),
         "batch_size": kernel.batch_size,
         "steps_per_sample": kernel.steps_per_sample,
-        "step_size": np.asarray(state.step_size, float).ravel().tolist(),
+        "step_size": np.asarray(run.mcmc.last_state.step_size, float).ravel().tolist(),
         "num_warmup": mcmc.num_warmup,
         "num_samples": mcmc.num_samples,
         "num_chains": mcmc.num_chains,
         "thinning": mcmc.thinning,
     }
-    if hasattr(mcmc.sampler, "temperatures"):
-        found["temperatures"] = list(mcmc.sampler.temperatures)
-    if kernel._chain.tuned:
+    if hasattr(run.sampler, "temperatures"):
+        found["temperatures"] = list(run.sampler.temperatures)
+    if run.tuning is not None:
         tuned = settings(mcmc)
         for name in ("steps_per_sample", "gradient_noise", "predicted_inflation", "passes", "scores"):
             found[name] = jax.tree.map(lambda x: np.asarray(x).tolist(), tuned[name])

@@ -160,6 +160,21 @@ class SGMCMC(MCMCKernel):
     # -- the parts, frozen --------------------------------------------------------------------------------------
 
     @property
+    def chain(self) -> Chain:
+        """All parts of a chain."""
+        return self._chain
+
+    @property
+    def sampled_model(self) -> Any:
+        """The model that is sampled: that of the user, without the latents of its rows."""
+        return self._model
+
+    @property
+    def transforms(self) -> Transforms | None:
+        """Transforms of the sites; None: those of NumPyro."""
+        return self._transforms
+
+    @property
     def dynamics(self) -> Any:
         """The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`."""
         return self._chain.dynamics
@@ -227,9 +242,9 @@ class SGMCMC(MCMCKernel):
         if batched and rng_key.shape[0] == 1:
             # num_chains=1 with a batch of one key: a single chain, without an axis of chains
             rng_key, batched = rng_key[0], False
-        potential = self._potential(model_args, model_kwargs)
-        chain = self._chain_for(potential)
-        search = self._chains(potential).announced
+        potential = self.potential(model_args, model_kwargs)
+        chain = self.chain_for(potential)
+        search = self.chains_for(potential).announced
         self._bar.begin(potential.plates, search)
         if search:
             logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
@@ -247,19 +262,12 @@ class SGMCMC(MCMCKernel):
         check_integers(potential, model_args, model_kwargs)
         check_codes(potential, model_args, model_kwargs)
         warn_of_values(potential, model_args, model_kwargs)
-        on_potential = partial(
-            compiled,
-            model=self._model,
-            model_args=model_args,
-            model_kwargs=model_kwargs,
-            batch_size=self._batch_size,
-            transforms=self._transforms,
-        )
+        on_potential = partial(self.compiled, model_args=model_args, model_kwargs=model_kwargs)
         mark = _fingerprint(model_args, model_kwargs)
         mapped = isinstance(rng_key, Tracer)
 
         def start(potential, *of):
-            state, energies = self._chains(potential).start(*of, num_warmup=num_warmup, fingerprint=mark)
+            state, energies = self.chains_for(potential).start(*of, num_warmup=num_warmup, fingerprint=mark)
             z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
             return state, energies, z, key, {} if mapped else exchanged_energies(potential, z, stream(key, PROBE))
 
@@ -288,7 +296,7 @@ class SGMCMC(MCMCKernel):
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``."""
         if isinstance(self.dynamics, Checked):
-            bound: Any = lambda potential: self._chain_for(potential).dynamics  # noqa: E731
+            bound: Any = lambda potential: self.chain_for(potential).dynamics  # noqa: E731
             report = on_potential(lambda potential, *at: bound(potential).report(*at))
             self.dynamics.check(report(phase, h), phase)
 
@@ -300,15 +308,50 @@ class SGMCMC(MCMCKernel):
                 f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
                 f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
             )
-        potential = self._potential(model_args, model_kwargs)
+        potential = self.potential(model_args, model_kwargs)
         check_resumed(state, potential.prototype, batched)
-        return self._chains(potential).transition(state, _fingerprint(model_args, model_kwargs))
+        return self.chains_for(potential).transition(state, _fingerprint(model_args, model_kwargs))
 
-    def _chain_for(self, potential: ModelPotential) -> Chain:
+    # -- for those who look at a run or continue it ---------------------------------------------------------------
+
+    def posterior_chain(self, state: SGMCMCState) -> tuple["SGMCMC", SGMCMCState]:
+        """The kernel and the part of a state whose draws are from the posterior."""
+        return self, state
+
+    def potential(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
+        """The potential that is sampled."""
+        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size, self._transforms)
+
+    def potential_of_values(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
+        """The potential of NumPyro's unconstrained values."""
+        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size)
+
+    def compiled(
+        self, fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None, *, values: bool = False
+    ) -> Callable:
+        """
+        ``fn(potential, *rest)`` as a compiled function of ``rest``.
+
+        :param values: whether the potential is that of NumPyro's unconstrained values.
+        """
+        transforms = None if values else self._transforms
+        return compiled(fn, self._model, model_args, model_kwargs, self._batch_size, transforms)
+
+    def replace(self, **parts: Any) -> "SGMCMC":
+        """A copy with another ``chain``, ``batch_size``, ``steps_per_sample`` or ``sampled_model``."""
+        kernel = copy.copy(self)
+        names = {"chain": "_chain", "sampled_model": "_model"}
+        for name, part in parts.items():
+            object.__setattr__(kernel, names.get(name, name), part)
+        return kernel
+
+    def chain_for(self, potential: ModelPotential) -> Chain:
+        """The chain for a potential."""
         return chain_for(self._chain, potential)
 
-    def _chains(self, potential: ModelPotential) -> Chains:
-        chain = self._chain_for(potential)
+    def chains_for(self, potential: ModelPotential) -> Chains:
+        """The chains for a potential."""
+        chain = self.chain_for(potential)
         return Chains(potential, chain, self.steps_per_sample, self._dense_mass, self._known)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
@@ -318,7 +361,7 @@ class SGMCMC(MCMCKernel):
         NumPyro calls it at every transition, so it costs O(batch). It is compiled, because NumPyro's one eager call
         would otherwise evaluate values that are not used.
         """
-        return jax.jit(lambda z: self._potential(model_args, model_kwargs).constrain(z))
+        return jax.jit(lambda z: self.potential(model_args, model_kwargs).constrain(z))
 
     # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
 
@@ -329,14 +372,12 @@ class SGMCMC(MCMCKernel):
 
     def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """The state under new conditioning values, see :meth:`~numpyro_sgmcmc.engine.chain.Chain.refresh`."""
-        potential = self._potential(model_args, model_kwargs)
-        return self._chain_for(potential).refresh(potential, state)
+        potential = self.potential(model_args, model_kwargs)
+        return self.chain_for(potential).refresh(potential, state)
 
     def wrap_model(self, wrapper: Callable) -> "SGMCMC":
         """A copy of this kernel for ``wrapper(model)``."""
-        kernel = copy.copy(self)
-        object.__setattr__(kernel, "_model", wrapper(self._model))
-        return kernel
+        return self.replace(sampled_model=wrapper(self._model))
 
     def _energies_of_a_start(self, potential, rng_key):
         rows = potential.some_rows()
@@ -346,9 +387,6 @@ class SGMCMC(MCMCKernel):
     @property
     def _batch_size(self) -> Any:
         return AUTOMATIC if self._chain.tuned and self.batch_size is None else self.batch_size
-
-    def _potential(self, model_args, model_kwargs) -> ModelPotential:
-        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size, self._transforms)
 
 
 def _fingerprint(model_args, model_kwargs):

@@ -248,7 +248,7 @@ class Checkpointed:
     def _check_run(self, segments: Segments, rng_key: jax.Array, fields: tuple, names: list[str]) -> None:
         """Writes the identity of this run to ``run.json``, or compares it with the one there."""
         mcmc, kernel = self.mcmc, self.mcmc.sampler
-        potential: ModelPotential = kernel._potential(segments.args, segments.kwargs)
+        potential: ModelPotential = kernel.potential(segments.args, segments.kwargs)
         one = jax.eval_shape(lambda keys: keys if is_key(keys) else keys[0], segments.keys)
         method = mcmc.chain_method if isinstance(mcmc.chain_method, str) else "a function"
         now = {
@@ -283,7 +283,7 @@ class Pace:
     """The speed of a process since its first transition."""
 
     def __init__(self, segments: Segments, begin: float, t: int, carry: Carry):
-        plates = segments.mcmc.sampler._potential(segments.args, segments.kwargs).plates.values()
+        plates = segments.mcmc.sampler.potential(segments.args, segments.kwargs).plates.values()
         self._size, self._batch = max(plates, default=(1, 1))
         self._segments, self._begin, self._t, self._steps = segments, begin, t, _steps(carry)
 

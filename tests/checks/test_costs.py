@@ -49,7 +49,7 @@ def kept(X, y):
 
 
 def potential(model, *args):
-    return SGLD(model, step_size=1e-3, batch_size=B)._potential(args, {})
+    return SGLD(model, step_size=1e-3, batch_size=B).potential(args, {})
 
 
 def estimate(model, *args):

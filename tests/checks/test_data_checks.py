@@ -278,7 +278,7 @@ def test_values_outside_the_support(law, values, wrong, array, monkeypatch):
             numpyro.sample("y", law(w), obs=y[rows])
 
     monkeypatch.setattr("numpyro_sgmcmc.checks.data_values.CHUNK", 70)
-    potential = SGLD(model, step_size=1e-3, batch_size=20)._potential((array(values),), {})
+    potential = SGLD(model, step_size=1e-3, batch_size=20).potential((array(values),), {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_of_values(potential, (array(values),), {})
@@ -326,8 +326,8 @@ def test_data_that_were_not_passed():
 def test_all_rows():
     """``{}`` names no plate, and then none is minibatched, in a kernel that chooses its settings too."""
     kernel = SGHMC(regression, batch_size={})
-    assert kernel._potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates == {}
-    assert SGHMC(regression)._potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates["rows"].batch_size == 500
+    assert kernel.potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates == {}
+    assert SGHMC(regression).potential((np.tile(X, (10, 1)), np.tile(Y, 10)), {}).plates["rows"].batch_size == 500
 
 
 def test_all_rows_in_place_of_the_declared_ones():
@@ -338,7 +338,7 @@ def test_all_rows_in_place_of_the_declared_ones():
             numpyro.sample("y", dist.Normal(mu, 1), obs=batch)
 
     sizes = {
-        name: SGLD(model, step_size=1e-3, batch_size=size)._potential((Y,), {}).plates
+        name: SGLD(model, step_size=1e-3, batch_size=size).potential((Y,), {}).plates
         for name, size in (("declared", None), ("chosen", 30), ("all", {}))
     }
     assert sizes["declared"]["rows"].batch_size == 20 and sizes["chosen"]["rows"].batch_size == 30

@@ -88,9 +88,9 @@ def test_a_plate_of_another_size_with_all_of_its_rows(size, rows, batch_size, ar
 
 def test_a_plate_of_another_size_whose_batch_size_is_automatic():
     x, y = np.tile(X, (300, 1)), np.tile(Y, 300)
-    assert SGLD(regression)._potential((x, y), {}).plates["rows"].batch_size == 500
+    assert SGLD(regression).potential((x, y), {}).plates["rows"].batch_size == 500
     with pytest.raises(ValueError, match="plate 'rows' has 1200 rows, but indexes argument 1"):
-        SGLD(regression)._potential((x, y, 1200), {})
+        SGLD(regression).potential((x, y, 1200), {})
 
 
 def test_a_plate_beside_the_minibatched_one():
@@ -173,9 +173,9 @@ WAYS = (
 @pytest.mark.parametrize("how", WAYS)
 def test_each_way_of_indexing(how):
     model = partial(in_each_way_of_indexing, how=how)
-    SGLD(model, step_size=1e-3, batch_size=B)._potential((jnp.asarray(Y),), {})
+    SGLD(model, step_size=1e-3, batch_size=B).potential((jnp.asarray(Y),), {})
     with pytest.raises(ValueError, match="plate 'rows' has 12 rows, but indexes .* of shape .*6"):
-        SGLD(model, step_size=1e-3, batch_size=B)._potential((jnp.asarray(Y[:6]),), {})
+        SGLD(model, step_size=1e-3, batch_size=B).potential((jnp.asarray(Y[:6]),), {})
 
 
 # -- lengths that differ, as they should ---------------------------------------------------------------------------

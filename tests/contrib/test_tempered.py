@@ -96,7 +96,7 @@ def test_without_the_correction_it_is_not():
 
 def test_the_variance_of_a_difference_is_known():
     kernel = Tempered(SGLD(two_modes, step_size=1e-3, batch_size=500), TEMPERATURES)
-    potential = kernel.kernel._potential((SIDES,), {})
+    potential = kernel.kernel.potential((SIDES,), {})
     there, here = ({"z": jnp.asarray(z)} for z in (2.0, -1.0))
     compared = jax.vmap(lambda key: kernel._compared(potential, key, there, here))
     difference, variance = (np.asarray(x) for x in compared(random.split(random.key(4), 4000)))

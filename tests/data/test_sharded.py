@@ -68,7 +68,7 @@ def test_the_mean_over_all_batches_of_unequal_shares_is_the_full_gradient(model)
     """In 12 steps each of 4 rows is seen 3 times and each of 3 rows 4 times."""
     scheme, data = Sharded(Reshuffled(), 2), (jnp.asarray(on_devices.X[:7]), jnp.asarray(on_devices.Y[:7]))
     kernel = SGLD(model, step_size=1e-3, batch_size=2, rows=scheme)
-    potential = kernel._potential(data, {})
+    potential = kernel.potential(data, {})
     z = {"w": jnp.linspace(-1, 2, on_devices.DIM)}
 
     def gradient(t):

@@ -28,8 +28,8 @@ from numpyro_sgmcmc import (
     step_halving,
     summary,
 )
-from numpyro_sgmcmc.diagnostics.continued_chains import altered, last_states, potential_of
-from numpyro_sgmcmc.diagnostics.draws import on_model, unconstrained_draws
+from numpyro_sgmcmc.diagnostics.continued_chains import with_changes
+from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.step_halving import order
 from numpyro_sgmcmc.utils.monte_carlo import standard_error
 
@@ -158,12 +158,12 @@ def test_tuned_chains_go_on_with_half_their_step(method):
     found = step_halving(mcmc, random.key(1), X, num_samples=40)
     assert np.isfinite(found["mu"]["extrapolated_sd"]) and found["mu"]["extrapolated_sd"].shape == ()
     jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, mcmc.last_state))
-    kernel = mcmc.sampler
-    states, plates = last_states(kernel, mcmc.last_state), potential_of(kernel, (X,), {}).plates
-    _, (half, _) = altered(kernel, states, plates, step=0.5, longer=2)
+    finished = Run(mcmc, (X,), {}, "test")
+    states = finished.states
+    _, (half, _) = with_changes(finished, step=0.5, longer=2)
     assert half.tuning.step_size == states[0].tuning.step_size / 2
     assert half.tuning.num_steps == 2 * states[0].tuning.num_steps
-    twice, (noise, _) = altered(kernel, states, plates, batch=2)
+    twice, (noise, _) = with_changes(finished, batch=2)
     assert twice.batch_size == {"N": 12}
     np.testing.assert_allclose(
         noise.noise_variance, states[0].noise_variance * (1 / 12 - 1 / 24) / (1 / 6 - 1 / 24), rtol=1e-6
@@ -173,12 +173,14 @@ def test_tuned_chains_go_on_with_half_their_step(method):
 def test_chains_of_a_decreasing_step_go_on_with_half_their_last_one():
     kernel = SGHMC(models.gaussian, step_size=Polynomial(None, 5.0, 0.5), batch_size=models.B)
     mcmc = run(kernel, X, num_chains=2, num_samples=20)
-    states, plates = last_states(kernel, mcmc.last_state), potential_of(kernel, (X,), {}).plates
+    finished = Run(mcmc, (X,), {}, "test")
+    states = finished.states
     last = float(states[0].step_size)
     assert last < 0.9 * float(states[0].tuning.step_size)
     for step, longer in ((1.0, 1), (0.5, 2)):
-        changed, begun = altered(kernel, states, plates, step=step, longer=longer)
-        state = on_model(changed, lambda p, s: changed._chains(p).transition(s, fingerprint=0), (X,), {})(begun[0])  # noqa: B023
+        changed, begun = with_changes(finished, step=step, longer=longer)
+        move = lambda p, s: changed.chains_for(p).transition(s, fingerprint=0)  # noqa: B023, E731
+        state = changed.compiled(move, (X,), {})(begun[0])
         assert float(state.step_size) == pytest.approx(step * last)
     found = step_halving(mcmc, random.key(1), X, num_samples=20)
     assert f"this is the bias at its last value, {last:.3g}" in str(found).replace("\n  ", " ")
@@ -192,7 +194,7 @@ def test_kernels_with_coordinates_of_their_own(make):
     options = {"step_size": 0.1} if make is SCIR else {"step_size": 1e-3, "metric": ExpandedMean()}
     kernel = make(models.shares, batch_size=models.B, steps_per_sample=20, **options)
     mcmc = run(kernel, x, num_chains=2, num_samples=400, start=None)
-    draws = unconstrained_draws(mcmc, (x,), {}, 2000, "test")
+    draws = Run(mcmc, (x,), {}, "test").draws(2000)
     assert mcmc.last_state.z["p"].shape == (2, 3) and draws.names == ("p[0]", "p[1]")
     assert np.isfinite(summary(mcmc, x)["score"]["value"])
     assert score_linearity(mcmc, x)["p"]["r2"].shape == (2,)

@@ -44,10 +44,9 @@ from numpyro_sgmcmc import (
 from numpyro_sgmcmc.contrib.pictures import plot_noise_spectrum
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.diagnostics import data_lines, predicted_inflation
-from numpyro_sgmcmc.diagnostics.arguments import arguments_of
-from numpyro_sgmcmc.diagnostics.draws import Draws, unconstrained_draws
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.predicted_inflation import Prediction, epoch_of, gradient_pairs
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
@@ -169,9 +168,10 @@ def test_inflation_in_low_rank_coordinates(share, monkeypatch):
         pairs = np.sqrt(d) * np.linalg.cholesky(np.linalg.inv(L).T @ noise @ np.linalg.inv(L)).T
         phase = kernel.dynamics.init(jnp.zeros(d), jnp.zeros(d))._replace(noise_variance=jnp.asarray(known))
         tuning = SimpleNamespace(coordinates=low_rank, step_size=jnp.asarray(h))
-        state: Any = SimpleNamespace(i=jnp.uint32(0), step_size=jnp.asarray(h), phase=phase, tuning=tuning)
+        state = SimpleNamespace(z={}, phase=phase, tuning=tuning)
+        run: Any = SimpleNamespace(kernel=kernel, states=[state], mean_step=h, samples_other_coordinates=False)
         monkeypatch.setattr(predicted_inflation, "DENSE", 0)
-        of = predicted_inflation.predicted(kernel, state, draws, z[None] @ np.linalg.inv(L @ L.T), pairs, 1.0)
+        of = predicted_inflation.predicted(run, draws, z[None] @ np.linalg.inv(L @ L.T), pairs)
     assert of is not None and np.ptp(total) > 0.05
     np.testing.assert_allclose(of.noise + of.step, total, atol=0.01)
 
@@ -334,8 +334,8 @@ def test_the_control_variate_of_a_linear_gradient_leaves_no_noise():
     """Rows enter the gradient of a normal mean by a constant alone, so that g is the gradient over all rows."""
     x = np.random.default_rng(0).normal(size=3000).astype(np.float32)
     mcmc = short(SGLD(models.gaussian, step_size=1e-4, batch_size=30), x)
-    draws = unconstrained_draws(mcmc, (x,), {}, 1000, "test")
-    found = gradients(mcmc.sampler, draws, (x,), {}, random.key(1))
+    draws = Run(mcmc, (x,), {}, "test").draws(1000)
+    found = gradients(Run(mcmc, (x,), {}, "test"), draws, random.key(1))
     exact = draws.z * (3000 + models.PRIOR_SD**-2) - x.astype(float).sum()
     assert not found.whole and found.rows == 30
     np.testing.assert_allclose(found.values, exact, atol=0.02 * 3000**0.5)
@@ -345,7 +345,7 @@ def test_the_control_variate_of_a_linear_gradient_leaves_no_noise():
 def test_draws_are_taken_back_to_unconstrained_space():
     x = models.VECTORS.astype(np.float32)
     mcmc = short(SGHMC(models.constrained, step_size=1e-2, friction=5.0, batch_size=models.B), x)
-    draws = unconstrained_draws(mcmc, (x,), {}, 1000, "test")
+    draws = Run(mcmc, (x,), {}, "test").draws(1000)
     last = mcmc.last_state.z
     assert draws.names[0].startswith("corr[") and draws.names[-1] == "weights[1]" and "scale" in draws.names
     flat = np.concatenate([np.asarray(last[name]).reshape(2, -1) for name in sorted(last)], 1)
@@ -442,10 +442,10 @@ def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, 
     draws: Any = SimpleNamespace(z=np.zeros((4, 100, 2)), names=["a", "b"], sites=["a", "b"])
     nothing: Any = None
     gradients: Any = SimpleNamespace(values=nothing)
-    kernel: Any = SGHMC(regression, **RIGHT)
-    line = data_lines.prediction_lines(kernel, nothing, draws, gradients, nothing, 1.0, Remedies(False))[
-        "inflation_by_noise"
-    ]
+    run: Any = SimpleNamespace(
+        kernel=SGHMC(regression, rows=WithoutReplacement(), **RIGHT), potential=SimpleNamespace(plates={})
+    )
+    line = data_lines.prediction_lines(run, draws, gradients, nothing, Remedies(False))["inflation_by_noise"]
     assert line.verdict == verdict
     assert ("standard error" in line.advice) == (error > 0.15)
 
@@ -512,8 +512,8 @@ def test_the_warm_up_knows_the_noise_at_its_draws():
     rng = np.random.default_rng(0)
     y = (0.3 * rng.normal(size=8)[np.arange(N) % 8] + 3 * rng.normal(size=N)).astype(np.float32)
     mcmc = short(SGHMC(groups, batch_size=N // 4), y, num_warmup=500, num_samples=500, num_chains=4)
-    draws = unconstrained_draws(mcmc, (y,), {}, 2000, "test")
-    pairs = gradient_pairs(mcmc.sampler, mcmc.last_state, draws, (y,), {}, random.key(1))
+    draws = Run(mcmc, (y,), {}, "test").draws(2000)
+    pairs = gradient_pairs(Run(mcmc, (y,), {}, "test"), draws, random.key(1))
     tuning = mcmc.last_state.tuning
     seen = ((pairs @ np.asarray(tuning.coordinates.scale, float)) ** 2).mean(0).sum()
     assert 0.6 < tuning.variance.sum() / seen < 1.7
@@ -546,7 +546,7 @@ def test_one_chain_and_two_plates():
     found = summary(mcmc, table)
     assert set(found["score"]["by_site"]) == {"mu", "scale"}
     assert found["passes"]["value"] == pytest.approx(110 * 5 * 12 / 96)  # two rows and six columns of a table of 4 x 24
-    assert epoch_of(kernel, kernel._potential((table,), {})) == 4  # the longer epoch, as its noise is cancelled last
+    assert epoch_of(kernel, kernel.potential((table,), {})) == 4  # the longer epoch, as its noise is cancelled last
 
 
 def separate(x, y):
@@ -623,7 +623,8 @@ def test_the_same_data_in_another_form():
         ((X,), {"y": Y}),
         ((), {"X": X, "y": Y}),
     ):
-        assert arguments_of(run(), args, kwargs, "test") == (args, kwargs)
+        finished = Run(run(), args, kwargs, "test")
+        assert (finished.args, finished.kwargs) == (args, kwargs)
     labels = (models.COUNTS, models.COUNTS.astype(float), jnp.asarray(models.COUNTS > 0))
     assert len({fingerprint((y,), {}) for y in labels}) == 1
     numbers = (1, 1.0, np.float64(1), np.int8(1), True)
@@ -705,8 +706,8 @@ def test_noise_of_sorted_rows_in_blocks():
     x = np.sort(ROWS)
     kernel = SGLD(models.gaussian, step_size=1e-3, batch_size=models.B, rows=Reshuffled(contiguous=True))
     mcmc = short(kernel, x)
-    draws = unconstrained_draws(mcmc, (x,), {}, 1000, "test")
-    pairs = gradient_pairs(kernel, mcmc.last_state, draws, (x,), {}, random.key(1), 4000)
+    draws = Run(mcmc, (x,), {}, "test").draws(1000)
+    pairs = gradient_pairs(Run(mcmc, (x,), {}, "test"), draws, random.key(1), 4000)
     sums = np.array([np.take(x, k + np.arange(models.B), mode="wrap").sum() for k in range(models.N)], float)
     exact = (models.N / models.B) ** 2 * sums.var()
     error = (pairs**2).std() / len(pairs) ** 0.5

@@ -269,7 +269,7 @@ def test_a_constant_skew_matrix_leaves_the_law_to_first_order(monkeypatch):
 
 def test_the_fisher_metric_is_that_of_the_rows():
     kernel = SGRLD(models.logistic, metric=Fisher(rows=7, prior=0.5), step_size=1e-3, batch_size=models.B)
-    potential = kernel._potential(DATA, {})
+    potential = kernel.potential(DATA, {})
     metric = kernel.dynamics.bind(potential).D.metric
     z = {"weights": jnp.asarray(START["weights"])}
     rows = np.asarray(fixed_rows(potential, 7)["N"])
@@ -281,7 +281,7 @@ def test_the_fisher_metric_is_that_of_the_rows():
 
 def test_the_energy_metric_is_that_of_the_energy():
     kernel = SGRHMC(models.logistic, metric=Energy(2.0, 1.0, rows=7), step_size=1e-3, batch_size=models.B)
-    potential = kernel._potential(DATA, {})
+    potential = kernel.potential(DATA, {})
     z = {"weights": jnp.asarray(START["weights"])}
     exact = 2 * np.sqrt(potential.estimate(z, fixed_rows(potential, 7)) + 1)
     np.testing.assert_allclose(kernel.dynamics.bind(potential).D.metric(z), exact, rtol=1e-6)

@@ -43,7 +43,7 @@ def test_the_carried_gradient_is_that_at_the_position(kernel_class, word):
 def steps(kernel, y, count, init_params=None):
     """States of single steps of one chain, one row a step."""
     state = kernel.init(random.key(1), 0, {"mu": 0.1}, (Y,), {})  # the good data: the first row may be the spoilt one
-    step = jax.jit(partial(kernel._chain.step, kernel._potential((y,), {})))
+    step = jax.jit(partial(kernel.chain.step, kernel.potential((y,), {})))
     states = [state]
     for _ in range(count):
         states.append(step(states[-1]))
@@ -113,7 +113,7 @@ def noisy(y):
 def test_a_randomised_model_sees_another_key_at_each_step_of_a_transition():
     kernel = SGLD(noisy, step_size=1e-12)  # the position stands still; the energy moves by the model's noise alone
     state = kernel.init(random.key(3), 0, {"mu": 0.1}, (Y,), {})
-    step = jax.jit(partial(kernel._chain.step, kernel._potential((Y,), {})))
+    step = jax.jit(partial(kernel.chain.step, kernel.potential((Y,), {})))
     first = step(state)
     assert abs(float(first.potential_estimate - step(first).potential_estimate)) > 1e-3
 
@@ -139,7 +139,7 @@ def test_a_step_out_of_a_hard_support_is_refused():
     """Its energy is infinite, its gradient is not."""
     kernel = SGLD(hard_support, step_size=0.5)
     state = kernel.init(random.key(5), 0, {"low": 0.1}, (Y,), {})
-    step = jax.jit(partial(kernel._chain.step, kernel._potential((Y,), {})))
+    step = jax.jit(partial(kernel.chain.step, kernel.potential((Y,), {})))
     outside = state._replace(z={"low": jnp.asarray(-0.1)})
     refused = step(outside)
     assert refused.diverging and float(refused.z["low"]) == pytest.approx(0.1)  # where it was last inside
@@ -159,5 +159,5 @@ def test_model_and_noise_have_keys_of_their_own(monkeypatch):
     kernel = SGLD(model, step_size=0.05, gradient=Spy())
     state = kernel.init(random.key(6), 0, {"mu": 0.1}, (Y,), {})
     seen.clear()
-    kernel._chain.step(kernel._potential((Y,), {}), state)
+    kernel.chain.step(kernel.potential((Y,), {}), state)
     assert len(seen) == 2 and not np.array_equal(*seen)

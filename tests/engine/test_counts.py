@@ -185,7 +185,7 @@ def full_pass(model, data, chunk_size=None):
     lengths = []
 
     def gradient(z, *data):
-        potential = kernel._potential(data, {})
+        potential = kernel.potential(data, {})
         one = lambda rows: jax.grad(potential.estimate)(z, rows)  # noqa: E731
         lengths.append(chunk_length(one, potential.plates, chunk_size))
         return full_gradient(potential, z, random.key(0), chunk_size)
@@ -229,7 +229,7 @@ def test_a_table_is_filled_in_chunks_that_fit(per):
     kernel = SGLD(regression, step_size=H, batch_size=B)
 
     def values(X, y, w):
-        potential, table = kernel._potential((X, y), {}), TABLES[per](f"SAGA({per})")
+        potential, table = kernel.potential((X, y), {}), TABLES[per](f"SAGA({per})")
         rows = jnp.arange(table.chunk(potential, {"w": w}))
         return table.evaluate(potential, {"w": w}, {"N": rows}).values
 

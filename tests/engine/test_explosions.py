@@ -68,11 +68,11 @@ def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
     def chain_and_state(**options):
         kernel = kernel_class(model, **options)
         state = kernel.init(random.key(0), 100, None, (), {})
-        potential = kernel._potential((), {})
+        potential = kernel.potential((), {})
         if options:
-            return potential, kernel._chain_for(potential), state
+            return potential, kernel.chain_for(potential), state
         tuning = state.tuning._replace(step_size=h, coordinates=state.tuning.coordinates)
-        return potential, kernel._chain_for(potential), state._replace(tuning=tuning)
+        return potential, kernel.chain_for(potential), state._replace(tuning=tuning)
 
     potential, chain, state = chain_and_state()
     # a step from far away has a large gradient and a small energy
@@ -99,7 +99,7 @@ def test_the_bound_counts_the_whole_momentum(phase, possible):
         numpyro.sample("z", dist.Normal(0, 1).expand([4]).to_event(1))
 
     kernel = SGHMC(model)
-    chain = kernel._chain_for(kernel._potential((), {}))
+    chain = kernel.chain_for(kernel.potential((), {}))
     new = Phase(jnp.zeros(4), jnp.full(4, phase))
     assert bool(chain._possible(new, new, jnp.asarray(0.1))) == possible
 
@@ -134,7 +134,7 @@ def test_a_lost_round_starts_again_from_the_normal_approximation(transition):
     y = jnp.zeros((100, 3))
     kernel = SGHMC(model, batch_size=50)
     state = kernel.init(random.split(random.key(0), 4), 400, None, (y,), {})
-    chains = kernel._chains(kernel._potential((y,), {}))
+    chains = kernel.chains_for(kernel.potential((y,), {}))
 
     @jax.jit
     def after(draws):

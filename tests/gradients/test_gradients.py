@@ -60,7 +60,7 @@ def evaluating(kernel, z=Z, args=ARGS, kwargs=None):
     """State, batches of rows -> the energies and gradients that they give; compiled once."""
 
     def one(state, rows):
-        potential = kernel._potential(args, kwargs or {})
+        potential = kernel.potential(args, kwargs or {})
         seen = kernel.gradient.evaluate(potential, z, {"N": rows}, state.gradient_state, random.key(2))
         return seen.energy, seen.gradient["weights"]
 
@@ -84,7 +84,7 @@ def committed(kernel, state, rows, accepted):
 
     @jax.jit
     def look(gradient_state, rows):
-        potential = kernel._potential(ARGS, {})
+        potential = kernel.potential(ARGS, {})
         seen = kernel.gradient.evaluate(potential, Z, {"N": rows}, gradient_state, random.key(0))
         return kernel.gradient.commit(gradient_state, seen.update, jnp.array(accepted))
 
@@ -139,7 +139,7 @@ def test_the_gradient_of_two_crossed_plates_is_exact():
     """The full pass weighs each plate's last, shorter chunk, and SVRG serves where SAGA cannot."""
     args = (jnp.asarray(models.TABLE),)
     kernel = SGLD(models.crossed, step_size=1e-3, batch_size={"rows": 2, "columns": 6}, gradient=SVRG())
-    potential = kernel._potential(args, {})
+    potential = kernel.potential(args, {})
     z = {"mu": jnp.array(0.3), "scale": jnp.array(-0.2)}
     everything = {"rows": jnp.arange(4), "columns": jnp.arange(models.N)}
     exact = jax.grad(potential.estimate)(z, everything)
@@ -154,7 +154,7 @@ def test_the_mean_energy_over_all_batches_is_that_of_all_rows(gradient):
     """Exactly: 23 rows in batches of 5, over all cyclic windows, or over the batches of a partition."""
     args = tuple(x[:23] for x in ARGS)
     kernel = make(gradient, batch_size=5)
-    whole_energy = kernel._potential(args, {}).estimate(Z, {"N": jnp.arange(23)})
+    whole_energy = kernel.potential(args, {}).estimate(Z, {"N": jnp.arange(23)})
     if getattr(gradient, "per", None) == "batch":
         batches = [np.minimum(np.arange(5) + 5 * j, 22) for j in range(5)]
     else:
@@ -275,7 +275,7 @@ def test_the_sum_is_taken_anew_after_1_2_4_8_and_every_16_epochs(dtype, per):
     steps = models.N // models.B
 
     def total(i):
-        return kernel.gradient.begin_step(kernel._potential(ARGS, {}), Z, wrong, i, random.key(0)).total["weights"]
+        return kernel.gradient.begin_step(kernel.potential(ARGS, {}), Z, wrong, i, random.key(0)).total["weights"]
 
     totals = jax.jit(lambda i: jax.lax.map(total, i))(jnp.arange(64 * steps + 1, dtype=dtype))
     mended = np.flatnonzero((totals != 7.0).all(1))
@@ -595,7 +595,7 @@ def test_tables_follow_a_design_that_changes(gradient):
     def refreshed(state, rate):
         state = kernel.refresh(state, ARGS, given(rate))
         _, gradients = evaluating(kernel, kwargs=given(rate))(state, np.arange(models.N).reshape(-1, models.B))
-        return state, gradients.mean(0), full_gradient(kernel._potential(ARGS, given(rate)), Z, random.key(0))
+        return state, gradients.mean(0), full_gradient(kernel.potential(ARGS, given(rate)), Z, random.key(0))
 
     @jax.jit
     def moved(state, rate):
@@ -619,7 +619,7 @@ def test_anchors_follow_the_values_that_a_gibbs_sampler_conditions_on(gradient):
     state = kernel.init(random.key(0), 0, None, *given(0.0))
     for mu in (0.0, 2.0):
         state = jax.jit(lambda s: kernel.refresh(s, *given(mu)))(state)  # noqa: B023
-        potential = kernel._potential(*given(mu))
+        potential = kernel.potential(*given(mu))
         z = {"tau": jnp.array(0.1)}
         batches = jnp.arange(models.N).reshape(-1, models.B)
         one = lambda r: kernel.gradient.evaluate(potential, z, {"N": r}, state.gradient_state, random.key(0)).gradient  # noqa: B023, E731

@@ -232,4 +232,4 @@ def test_a_right_predictor_passes_in_single_precision(scale, offset):
 
     with jax.enable_x64(False):
         kernel = make(SAGA("linear", predictor="eta"), poisson)
-        kernel.gradient.check(kernel._potential(ARGS, {}), 1)
+        kernel.gradient.check(kernel.potential(ARGS, {}), 1)

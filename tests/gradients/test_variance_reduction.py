@@ -58,7 +58,7 @@ def test_saga_reduces_the_noise_at_least_tenfold_within_a_pass_from_the_mode(mod
     curvature = jnp.linalg.eigvalsh(X.T @ X)[-1] * (1 if model == "linear" else 0.25) + 1
     options = {"model": regression, "batch_size": 10, "step_size": float(0.2 / curvature)}
     mode = {"w": jnp.zeros(8)}
-    potential = SGLD(**options)._potential(args, {})
+    potential = SGLD(**options).potential(args, {})
     for _ in range(20):
         gradient = full_gradient(potential, mode, random.key(0))["w"]
         p = jax.nn.sigmoid(X @ mode["w"])

@@ -250,7 +250,7 @@ def exactly(rng_key, local_sites, global_sites, rows, y):
 def gradients(local, model=effects, data=EFFECTS, mu=0.3, count=4000):
     """dU / d mu by many minibatches, with the keys of the local draws independent."""
     kernel = SGLD(model, step_size=0.01, batch_size=B, local=local)
-    potential = kernel._potential((jnp.asarray(data),), {})
+    potential = kernel.potential((jnp.asarray(data),), {})
 
     def one(key):
         key_rows, key_local = random.split(key)
@@ -367,7 +367,7 @@ def test_probabilistic_pca():
 
     W = jnp.array([[0.5, -0.3, 0.4, 0.1], [-0.2, 0.6, 0.1, 0.5]])
     kernel = SGLD(factors, step_size=0.01, batch_size=B, local=LocalHMC(step_size=0.5, num_steps=3, moves=6))
-    potential = kernel._potential((X,), {})
+    potential = kernel.potential((X,), {})
 
     def one(key):
         key_rows, key_local = random.split(key)

@@ -89,7 +89,7 @@ def test_values_of_all_steps_of_a_scan_are_taken_a_step_at_a_time():
     from numpyro_sgmcmc import SGLD
 
     y = jnp.asarray(np.random.default_rng(0).normal(size=4))
-    potential = SGLD(in_a_scan, step_size=0.1)._potential((y,), {})
+    potential = SGLD(in_a_scan, step_size=0.1).potential((y,), {})
     z = {name: random.normal(key, (4,)) for name, key in zip(("low", "high"), random.split(random.key(0)))}
     assert potential.prototype.keys() == z.keys()
     expected = float(potential_energy(in_a_scan, (y,), {}, z))

@@ -49,7 +49,7 @@ def model(x, y=None):
 
 
 def potential(model, *args, batch_size=4, **options):
-    return SGLD(model, step_size=1e-3, batch_size=batch_size, **options)._potential(args, {})
+    return SGLD(model, step_size=1e-3, batch_size=batch_size, **options).potential(args, {})
 
 
 def energy(model, *args, prefix=""):
@@ -245,7 +245,7 @@ def test_missing_values_are_no_draws():
     kernel = SGLD(observed, step_size=1e-3, batch_size={})
     with pytest.warns(UserWarning, match="deterministic site 'y' depends on missing values.*not collected"):
         kernel.init(random.key(0), 0, None, (X, Y, KNOWN), {})
-    assert kernel._potential((X, Y, KNOWN), {}).constrain({"a": 0.0, "b": 0.0}).keys() == {"a", "b"}
+    assert kernel.potential((X, Y, KNOWN), {}).constrain({"a": 0.0, "b": 0.0}).keys() == {"a", "b"}
 
 
 def test_missing_values_are_predicted():

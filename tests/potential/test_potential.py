@@ -121,7 +121,7 @@ MODELS = [
 
 def potential_of(model, batch_size=4, data=Y):
     kernel = SGLD(model, step_size=0.1, batch_size={"N": batch_size} if batch_size else None)
-    potential = kernel._potential((data,), {})
+    potential = kernel.potential((data,), {})
     prototype = potential.structure.prototype
     keys = dict(zip(prototype, random.split(random.key(3), len(prototype))))
     return potential, {name: 0.5 * random.normal(keys[name], s.shape, s.dtype) for name, s in prototype.items()}
@@ -170,7 +170,7 @@ def crossed(y):
 
 def test_crossed_plates_are_unbiased_over_all_pairs_of_batches():
     kernel = SGLD(crossed, step_size=0.1, batch_size={"a": 2, "b": 1})
-    potential, z = kernel._potential((Y,), {}), {"mu": jnp.asarray(0.3)}
+    potential, z = kernel.potential((Y,), {}), {"mu": jnp.asarray(0.3)}
     pairs = itertools.product(jnp.arange(4).reshape(2, 2), jnp.arange(3).reshape(3, 1))
     values = [potential.estimate(z, {"a": a, "b": b}) for a, b in pairs]
     assert float(np.mean(values)) == pytest.approx(float(potential_energy(crossed, (Y,), {}, z)), rel=1e-10)
@@ -192,7 +192,7 @@ def three_plates(y):
 def test_three_crossed_plates_are_unbiased_over_all_triples_of_batches():
     """Rows drawn with replacement: every combination of single rows and of pairs, each once."""
     kernel = SGLD(three_plates, step_size=0.1, batch_size={"a": 1, "b": 2, "c": 1})
-    potential, z = kernel._potential((Y,), {}), {"mu": jnp.asarray(0.3)}
+    potential, z = kernel.potential((Y,), {}), {"mu": jnp.asarray(0.3)}
     pairs = jnp.asarray(list(itertools.product(range(3), repeat=2)))
     combinations = list(itertools.product(jnp.arange(2)[:, None], pairs, jnp.arange(2)[:, None]))
     a, b, c = (jnp.stack(rows) for rows in zip(*combinations))
@@ -361,7 +361,7 @@ def test_the_cost_of_an_evaluation_does_not_depend_on_the_size_of_the_data():
             numpyro.deterministic("double", 2 * mu)
 
         def everything(y, mu, rows):
-            potential = SGLD(model, step_size=0.1, batch_size=10)._potential((y,), {})
+            potential = SGLD(model, step_size=0.1, batch_size=10).potential((y,), {})
             z = {"mu": mu}
             return jax.grad(potential.estimate)(z, {"N": rows}), potential.prior(z), potential.constrain(z)
 
@@ -382,7 +382,7 @@ def randomised(y):
 
 def test_a_randomised_model_gets_a_fresh_key_every_step():
     kernel = SGHMC(randomised, step_size=0.1)
-    potential, z = kernel._potential((Y,), {}), {"mu": jnp.asarray(1.0)}
+    potential, z = kernel.potential((Y,), {}), {"mu": jnp.asarray(1.0)}
     assert potential.structure.randomised
     first, second, again = (potential.estimate(z, {}, random.key(k)) for k in (0, 1, 0))
     assert first != second and first == again
@@ -408,7 +408,7 @@ def test_param_sites_are_frozen_and_said_to_be():
     kernel = SGLD(with_a_param, step_size=0.1, batch_size=4)
     with pytest.warns(UserWarning, match="param site 'sigma' is frozen"):
         kernel.init(random.key(0), 0, None, (Y,), {})
-    potential, z = kernel._potential((Y,), {}), {"mu": jnp.asarray(0.5)}
+    potential, z = kernel.potential((Y,), {}), {"mu": jnp.asarray(0.5)}
     values = {potential.estimate(z, {"N": jnp.arange(4)}, random.key(k)).item() for k in range(3)}
     assert len(values) == 1
 
@@ -458,7 +458,7 @@ def test_a_model_may_ask_numpy_about_its_arguments(keys):
     kernel = SGHMC(asks_numpy, step_size=0.01, batch_size=4)
     state = kernel.sample(kernel.init(keys, 0, None, (Y, G), {}), (Y, G), {})
     assert state.z["effect"].shape == (*keys.shape, GROUPS)
-    potential, z = kernel._potential((Y, G), {}), {"effect": jnp.zeros(GROUPS)}
+    potential, z = kernel.potential((Y, G), {}), {"effect": jnp.zeros(GROUPS)}
     full = potential_energy(asks_numpy, (jnp.asarray(Y), G), {}, z)  # NumPyro itself needs jax arrays for traced rows
     energies = [potential.estimate(z, {"N": rows}) for rows in jnp.arange(N).reshape(3, 4)]
     assert float(np.mean(energies)) == pytest.approx(float(full), rel=1e-10)

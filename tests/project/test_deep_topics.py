@@ -57,7 +57,7 @@ def gradients(deep, sites, sweeps, count):
     """Of the energy of all documents, at independent draws of the local sites."""
     corpus = deep.topics.Corpus.of([*DOCUMENTS, DOCUMENTS[0]])  # a minibatch is less than all
     kernel = SGLD(deep.deep_poisson(SIZES, VOCABULARY), step_size=0.1, batch_size=3, local=deep.of_documents(sweeps))
-    potential = kernel._potential((corpus,), {})
+    potential = kernel.potential((corpus,), {})
     z = {**sites, "r": jnp.log(sites["r"])}
     rows = {"documents": jnp.arange(3)}
     gradient = jax.grad(lambda z, key: 0.75 * (potential.estimate(z, rows, key) - potential.prior(z)))

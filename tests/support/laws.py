@@ -60,7 +60,7 @@ def affine_step(kernel, monkeypatch, state=None):
     state = kernel.init(random.key(0), 0, None, (), {}) if state is None else state
     zero = jnp.zeros_like(state.z["z"])
     d, second_order = zero.size, state.momentum != ()
-    gradient = jax.grad(lambda z: kernel._potential((), {}).estimate({"z": z}, {}))
+    gradient = jax.grad(lambda z: kernel.potential((), {}).estimate({"z": z}, {}))
 
     def step(x, n):
         with_noise(monkeypatch, [{"z": block} for block in n])

@@ -23,7 +23,7 @@ from numpyro_sgmcmc import (
     weighted_summary,
     weights,
 )
-from numpyro_sgmcmc.diagnostics.draws import unconstrained_draws
+from numpyro_sgmcmc.diagnostics.run import Run
 
 SCHEDULE = Cyclical(0.1, cycle=10, exploration=0.4)
 
@@ -98,7 +98,7 @@ def test_diagnostics_leave_the_exploration_out(field):
     mcmc.run(random.key(0), models.ROWS, extra_fields=(field,))
     w = weights(mcmc, group_by_chain=True)
     assert (w == 0).sum() == 30
-    draws = unconstrained_draws(mcmc, (models.ROWS,), {}, 1000, "test")
+    draws = Run(mcmc, (models.ROWS,), {}, "test").draws(1000)
     kept = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"])
     np.testing.assert_allclose(draws.z[..., 0], kept[w > 0].reshape(2, 15), rtol=1e-6)
     assert summary(mcmc, models.ROWS)["looked_at"]["value"] == 30

@@ -258,7 +258,7 @@ def test_a_funnel_is_told():
 def test_the_search_is_not_drawn_into_the_pit_of_a_hierarchy():
     """The density of a centred hierarchy has no bound where its scale is 0; its mass lies elsewhere."""
     y = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    potential = SGHMC(funnel, batch_size=10)._potential((y,), {})
+    potential = SGHMC(funnel, batch_size=10).potential((y,), {})
     start = {name: jnp.zeros((1, *site.shape), site.dtype) for name, site in potential.prototype.items()}
     find = jax.jit(lambda starts, key: search(potential, starts, key).coordinates.center)
     assert abs(unraveler(potential.prototype)(find(start, random.key(0)))["scale"]) < 2
@@ -277,7 +277,7 @@ def test_the_search_begins_where_the_gradient_is_finite(starts, expected, monkey
     """The energies are smaller where it is not, and no step leads out of there."""
     monkeypatch.setattr("numpyro_sgmcmc.tuning.search.mean_field", lambda potential, z, *keys: (z, z))
     monkeypatch.setattr("numpyro_sgmcmc.tuning.search.normal_law", lambda energy, law, *rest: (law, 1.0, 0))
-    potential = SGHMC(half_without_gradient)._potential((), {})
+    potential = SGHMC(half_without_gradient).potential((), {})
     assert search(potential, {"z": jnp.asarray(starts)}, random.key(0)).coordinates.center == expected
 
 
@@ -297,7 +297,7 @@ def test_the_start_is_in_the_mode_with_the_mass():
     truth = {
         "weights": jnp.array([0.5, 0.3, 0.2]), "means": jnp.array([-4.0, 0.0, 5.0]), "sds": jnp.array([0.5, 1.0, 1.5])
     }  # fmt: skip
-    potential = SGHMC(three_components)._potential((y.astype(np.float32),), {})
+    potential = SGHMC(three_components).potential((y.astype(np.float32),), {})
 
     def energy(z):
         return potential.estimate(z, {"N": jnp.arange(len(y))}, random.key(0))
@@ -315,7 +315,7 @@ def test_the_number_of_descents():
     """Eight for all chains together; none if the position is given, or if they would be expensive."""
 
     def count(kernel, chains, *args):
-        return kernel._chains(kernel._potential(args, {}))._descents(chains)
+        return kernel.chains_for(kernel.potential(args, {}))._descents(chains)
 
     y = np.zeros(2000, np.float32)
     assert [count(SGHMC(three_components), chains, y) for chains in (1, 4, 100)] == [8, 2, 1]
@@ -327,7 +327,7 @@ def test_the_number_of_descents():
 
 def test_a_given_start_is_not_replaced():
     kernel, y = SGHMC(three_components), np.zeros(2000, np.float32)
-    given = {name: 0.5 + jnp.zeros(site.shape) for name, site in kernel._potential((y,), {}).prototype.items()}
+    given = {name: 0.5 + jnp.zeros(site.shape) for name, site in kernel.potential((y,), {}).prototype.items()}
     state = kernel.init(random.key(0), 100, given, (y,), {})
     assert all((state.z[name] == 0.5).all() for name in given) and state.tuning.passes == 0
     assert kernel.init(random.key(0), 100, None, (y,), {}).tuning.passes == 8 * 1000 * 100 / len(y)
@@ -338,7 +338,7 @@ def test_a_start_without_a_finite_gradient_is_the_origin():
         z = numpyro.sample("z", dist.Normal(0, 1))
         numpyro.factor("root", jnp.sqrt(0 * z))
 
-    potential = SGHMC(nowhere)._potential((), {})
+    potential = SGHMC(nowhere).potential((), {})
     assert best_of_several(potential, random.key(0), {})["z"] == 0
 
 
@@ -361,9 +361,9 @@ def test_a_warm_up_too_short_for_rounds_still_finds_coordinates():
 
 def test_without_a_batch_size():
     kernel = SGHMC(regression)
-    assert kernel._potential((X, Y), {}).plates["rows"].batch_size == 500
-    assert kernel._potential((X[:900], Y[:900]), {}).plates == {}
-    assert SGHMC(regression, step_size=1e-3)._potential((X, Y), {}).plates == {}
+    assert kernel.potential((X, Y), {}).plates["rows"].batch_size == 500
+    assert kernel.potential((X[:900], Y[:900]), {}).plates == {}
+    assert SGHMC(regression, step_size=1e-3).potential((X, Y), {}).plates == {}
 
 
 @pytest.mark.parametrize("dense_mass", [False, [("a", "c")]])
@@ -670,7 +670,7 @@ def test_new_coordinates_leave_everything_where_it_is():
     """Positions, and the places at which the noise is measured, are the same z after L is stretched and c has moved."""
     kernel = SGHMC(regression, batch_size=100)
     state = kernel.init(random.split(random.key(0), 4), 80, None, (X, Y), {})
-    chains = kernel._chains(kernel._potential((X, Y), {}))
+    chains = kernel.chains_for(kernel.potential((X, Y), {}))
     root = np.linalg.cholesky(np.cov(rng.normal(size=(D, 2 * D)))).astype(np.float32)
     draws = jnp.asarray(rng.normal(size=(200, 4, D)) @ (5 * root).T + 1, jnp.float32)
     moments = moments_of(draws, draws, draws)._replace(places=draws[:50])
@@ -688,7 +688,7 @@ def test_the_noise_is_measured_at_the_draws_of_the_round_alone():
     """With a control variate it grows with the distance from c. Places beyond the draws of the round change nothing."""
     kernel = SGHMC(regression, batch_size=100)
     state = kernel.init(random.split(random.key(0), 4), 80, None, (X, Y), {})
-    chains = kernel._chains(kernel._potential((X, Y), {}))
+    chains = kernel.chains_for(kernel.potential((X, Y), {}))
     draws = jnp.asarray(rng.normal(size=(20, 4, D)), jnp.float32)
     places = len(state.tuning.moments.places)
 
@@ -713,7 +713,7 @@ def test_a_step_whose_draws_fail_the_last_check_is_halved(beside, transition):
     """
     kernel = SGHMC(regression, batch_size=100)
     state = kernel.init(random.split(random.key(0), 4), 400, None, (X, Y), {})
-    chains = kernel._chains(kernel._potential((X, Y), {}))
+    chains = kernel.chains_for(kernel.potential((X, Y), {}))
     draws = jnp.asarray(rng.normal(size=(200, 4, D)), jnp.float32)
     old = state.tuning._replace(
         moments=moments_of(draws, draws + beside, draws + beside),

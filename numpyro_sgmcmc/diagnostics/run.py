@@ -1,0 +1,296 @@
+"""
+A finished run: all that a diagnostic receives, and all that it may ask of a kernel and of ``MCMC``.
+
+NumPyro keeps constrained draws. Their unconstrained values z are computed by the transforms of the model. A value that
+was rounded to the edge of its support has no finite z, so its draw is left out of diagnostics that need z.
+"""
+
+from collections.abc import Callable, Mapping
+import copy
+from functools import cached_property
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.data.argument_checks import not_an_array
+from numpyro_sgmcmc.data.arrays import named_leaves
+from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, thinned
+from numpyro_sgmcmc.engine.state import PROBE, Marks, SGMCMCState, stream
+from numpyro_sgmcmc.engine.tuned import axes_of_chains
+from numpyro_sgmcmc.local.models import keeps_values
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.coordinates import Identity, raveled
+from numpyro_sgmcmc.tuning.tuning import Tuning
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST
+from numpyro_sgmcmc.utils.validation import check_mcmc
+
+
+class Draws(NamedTuple):
+    """
+    - **z** - unconstrained values, raveled in the order of ``ravel_pytree``, float64, shape ``(chains, draws, d)``.
+    - **names** - names of the coordinates, such as ``"w[2]"``.
+    - **sites** - the site of each coordinate.
+    - **left_out** - number of draws that have no finite z.
+    """
+
+    z: np.ndarray
+    names: tuple[str, ...]
+    sites: tuple[str, ...]
+    left_out: int
+
+    @property
+    def flat(self) -> np.ndarray:
+        """Draws of all chains, shape ``(chains * draws, d)``."""
+        return self.z.reshape(-1, self.z.shape[-1])
+
+
+class TooFewDraws(ValueError):
+    """A run has too few draws for a diagnostic."""
+
+
+class Run:
+    """
+    :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package. For
+        :class:`~numpyro_sgmcmc.Tempered`, kernel and state are those of the replica at temperature 1.
+    :param args: arguments of the model. If there are no ``args`` and no ``kwargs``, those that the run has kept.
+    :param kwargs: keyword arguments of the model.
+    :param str caller: name of the diagnostic, for errors.
+    :param bool data_needed: False for a diagnostic that can do without data.
+    :param bool continues: True for a diagnostic that continues single chains.
+    :raises TypeError: if it is not an ``MCMC`` with a kernel of this package, or not one whose chains can be continued.
+    :raises ValueError: if there are no draws, the data are not those of the run, or they are needed and not known.
+    """
+
+    def __init__(
+        self,
+        mcmc: Any,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        caller: str,
+        *,
+        data_needed: bool = True,
+        continues: bool = False,
+    ):
+        check_mcmc(mcmc, caller)
+        self.mcmc, self.caller, self.sampler = mcmc, caller, mcmc.sampler
+        if not hasattr(self.sampler, "posterior_chain"):
+            raise TypeError(
+                f"{caller} needs a run with a kernel of numpyro_sgmcmc, not {type(self.sampler).__name__}. For a block "
+                "of numpyro.infer.Gibbs see mcmc.last_state.block_states; for other kernels use ArviZ."
+            )
+        if continues and hasattr(self.sampler, "temperatures"):
+            raise TypeError(
+                f"{caller} continues single chains, but those of {type(self.sampler).__name__} exchange their "
+                "temperatures, so it would test other chains. Use summary or kernel_stein_discrepancy, or compare two "
+                "runs."
+            )
+        check_draws(mcmc, caller)
+        self.kernel, self.state = self.sampler.posterior_chain(mcmc.last_state)
+        self.has_data, (self.args, self.kwargs) = self._arguments(args, dict(kwargs), data_needed)
+
+    # -- the data ---------------------------------------------------------------------------------------------------
+
+    def _arguments(self, args: tuple, kwargs: dict[str, Any], needed: bool) -> tuple[bool, tuple[tuple, dict]]:
+        kept = tuple(self.mcmc._args or ()), dict(self.mcmc._kwargs or {})
+        marks = Marks.of(self.state.marks)
+        without = fingerprint((), {})
+        if not (args or kwargs):
+            known = any(kept) or bool(np.isin(np.asarray(marks.fingerprint), (0, without)).all())
+            if needed and not known:
+                raise ValueError(
+                    f"{self.caller}(mcmc): the arguments of the run are not known any more, as after unpickling. Pass "
+                    "those of mcmc.run(...)."
+                )
+            return known and (needed or not any(kept)), kept
+        different = _difference((args, kwargs), kept, marks)
+        if different is not None:
+            raise ValueError(
+                f"{self.caller}(mcmc, ...): the data are not those of the run{different}. Pass the arguments of "
+                "mcmc.run(...), transformed in the same way and with their rows in the same order."
+            )
+        return True, (args, kwargs)
+
+    @property
+    def knows_data(self) -> bool:
+        """Whether the arguments of the model are known, given or not."""
+        return self.has_data or bool(self.args or self.kwargs)
+
+    @cached_property
+    def potential(self) -> ModelPotential:
+        """
+        The potential of NumPyro's unconstrained values, also if the kernel samples others, such as the expanded mean of
+        a simplex.
+        """
+        return self.kernel.potential_of_values(self.args, self.kwargs)
+
+    @property
+    def samples_other_coordinates(self) -> bool:
+        """Whether the kernel samples other coordinates than NumPyro's unconstrained values."""
+        return self.kernel.transforms is not None
+
+    @property
+    def keeps_local_values(self) -> bool:
+        """Whether local values of each row are kept from visit to visit."""
+        return keeps_values(self.kernel.sampled_model)
+
+    @cached_property
+    def rows(self) -> tuple[int, int]:
+        """
+        Rows of a batch, and of the data: the elements of observed sites in minibatched plates. Those of crossed plates
+        multiply, those of separate plates add up.
+        """
+        return numbers_of_rows(self.potential)
+
+    def compiled(self, fn: Callable, data: tuple[tuple, Mapping[str, Any]] | None = None) -> Callable:
+        """
+        ``fn(potential, *rest)`` as a compiled function of ``rest``, for :attr:`potential`.
+
+        :param data: other arguments of the model.
+        """
+        args, kwargs = (self.args, self.kwargs) if data is None else data
+        return self.kernel.compiled(fn, args, kwargs, values=True)
+
+    def with_arguments(self) -> Any:
+        """A copy of the ``MCMC`` that has the arguments of the model, which a run may have lost by pickling."""
+        known = copy.copy(self.mcmc)
+        known._args, known._kwargs = self.args, self.kwargs
+        return known
+
+    # -- the chains ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def states(self) -> list[SGMCMCState]:
+        """The separate state of each chain, on the device."""
+        return [jax.tree.map(jnp.asarray, one) for one in states_of(self.kernel, self.state)]
+
+    @property
+    def key(self) -> jax.Array:
+        """A key derived from the run that its chains do not use."""
+        return stream(jnp.asarray(self.state.rng_key)[0] if jnp.ndim(self.state.i) else self.state.rng_key, PROBE)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Number of integrator steps of each chain, warm-up included."""
+        wraps = np.asarray(Marks.of(self.state.marks).wraps, float)
+        return np.asarray(self.state.i, float) + 2.0**32 * wraps
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """The settings that the warm-up has found; None if the step size was given."""
+        return self.state.tuning if isinstance(self.state.tuning, Tuning) else None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that the run has collected, by chain."""
+        return self.mcmc.get_extra_fields(group_by_chain=True)
+
+    @property
+    def step_sizes(self) -> np.ndarray:
+        """Step size of each draw, shape ``(chains, draws)``."""
+        return np.asarray(self.fields["step_size"], float).reshape(self.mcmc.num_chains, -1)
+
+    @property
+    def mean_step(self) -> float:
+        """Mean step size of the draws of the first chain, without steps of size 0."""
+        h = self.step_sizes[0]
+        return float(h[h > 0].mean()) if (h > 0).any() else 0.0
+
+    # -- the draws ----------------------------------------------------------------------------------------------------
+
+    @property
+    def draws_of_a_chain(self) -> int:
+        """Number of draws that the run has kept of each chain."""
+        return next(iter(latent_draws(self.mcmc).values())).shape[1]
+
+    @property
+    def coordinates(self) -> int:
+        """Number of constrained values in a draw."""
+        return sum(x[0, 0].size for x in latent_draws(self.mcmc).values())
+
+    def values(self) -> Draws:
+        """The constrained draws of the latent sites; those of an exploration, which has another law, are left out."""
+        values = thinned(self.mcmc, self.mcmc.num_chains * self.draws_of_a_chain)
+        flat = np.concatenate([values[name].reshape(*values[name].shape[:2], -1) for name in sorted(values)], -1)
+        return Draws(flat, *coordinate_names({name: x[0, 0] for name, x in values.items()}), 0)
+
+    def draws(self, max_draws: int) -> Draws:
+        """
+        The draws in unconstrained space, evenly thinned to at most ``max_draws`` over all chains.
+
+        :raises TooFewDraws: if fewer than ``FEWEST`` draws of each chain are left.
+        """
+        draws = thinned(self.mcmc, max_draws)
+        chains, kept = next(iter(draws.values())).shape[:2]
+
+        def back(potential, values):
+            return lax.map(lambda values: raveled(potential.unconstrain(values)), values, batch_size=64)
+
+        flat = {name: jnp.asarray(x.reshape(-1, *x.shape[2:])) for name, x in draws.items()}
+        z = np.asarray(self.compiled(back)(flat), float).reshape(chains, kept, -1)
+        finite = np.isfinite(z).all(-1).all(0)  # in all chains, so that they have the same length
+        if finite.sum() < FEWEST:
+            raise TooFewDraws(
+                f"{self.caller}(mcmc) needs at least {FEWEST} draws of each chain whose unconstrained values are "
+                f"finite, but has {finite.sum()} of {kept}. Use a larger num_samples, or check for sites at the edge "
+                "of their support."
+            )
+        return Draws(z[:, finite], *coordinate_names(self.potential.prototype), int((~finite).sum()) * chains)
+
+
+def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:
+    """The separate state of each chain."""
+    if jnp.ndim(state.i) == 0:
+        return [state]
+    axes: Any = (0,) * len(SGMCMCState._fields)
+    if not isinstance(state.tuning.coordinates, Identity) and jnp.ndim(state.tuning.step_size) == 0:
+        axes = axes_of_chains(kernel.chain)
+    chains = len(np.asarray(state.i))
+
+    def take(k, x, axis):
+        return x if axis is None else jax.tree.map(lambda leaf: leaf[k], x)
+
+    return [SGMCMCState(*(take(k, x, axis) for x, axis in zip(state, axes))) for k in range(chains)]
+
+
+def numbers_of_rows(potential: ModelPotential) -> tuple[int, int]:
+    """See :attr:`Run.rows`."""
+    plates = potential.plates
+    inside = [[plates[name] for name in site.plates if name in plates] for site in potential.structure.sites.values()]
+    found = {tuple(of) for of in inside if of}  # once for several sites in the same plates
+    batch = sum(math.prod(plate.batch_size for plate in of) for of in found)
+    return batch, sum(math.prod(plate.size for plate in of) for of in found)
+
+
+def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the coordinates in the order of ``ravel_pytree``, and the site of each."""
+    names, sites = [], []
+    for site in sorted(prototype):
+        for index in np.ndindex(*prototype[site].shape):
+            names.append(site + (f"[{', '.join(map(str, index))}]" if index else ""))
+            sites.append(site)
+    return tuple(names), tuple(sites)
+
+
+def _difference(given: tuple, kept: tuple, marks: Marks) -> str | None:
+    """
+    How the given arguments differ from those of the run, as far as that is known; None if they do not.
+
+    :param kept: the arguments of the run, empty after unpickling.
+    """
+    ours, theirs = (dict(named_leaves(*arguments)) for arguments in (given, kept))
+    if ours.keys() == theirs.keys():  # one by one, so that arguments of the same shape are not exchanged
+        changed = [name for name in ours if fingerprint((ours[name],), {}) != fingerprint((theirs[name],), {})]
+        shapes = [tuple(getattr(of[name], "shape", ()) for of in (ours, theirs)) for name in changed]
+        other = [f"{name} has shape {a}, in the run {b}" for name, (a, b) in zip(changed, shapes) if a != b]
+        found = other or [f"{name} has other values" for name in changed]
+        return ": " + "; ".join(found) if found else None
+    mark = fingerprint(*given)
+    if not mark or np.any(marks.data_changed) or np.all((marks.fingerprint == mark) | (marks.fingerprint == 0)):
+        return None
+    odd = not_an_array(*given)
+    return f": {odd}" if odd else ""
