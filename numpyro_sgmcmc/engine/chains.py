@@ -19,6 +19,7 @@ from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.engine.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
+from numpyro_sgmcmc.model.centering import fitted
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices
 from numpyro_sgmcmc.tuning.search import expected_passes
@@ -51,6 +52,7 @@ class Chains:
     :param steps_per_sample: integrator steps per transition. None: the number that the warm-up chooses.
     :param dense_mass: the coordinates whose correlations the warm-up estimates.
     :param known: coordinates and curvature with which the warm-up starts, or None.
+    :param centering: the centring that is given by site, False, or None: chosen if the step size is.
     :param bool searching: False after the warm-up: transitions without the program that chooses the settings.
     """
 
@@ -59,6 +61,7 @@ class Chains:
     steps_per_sample: int | None
     dense_mass: Any
     known: Any
+    centering: Any = None
     searching: bool = True
 
     def start(
@@ -77,11 +80,13 @@ class Chains:
             if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
                 init_params = potential.unconstrain(init_params)
             steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
-            return chain.init(potential, rng_key, init_params, steps, fingerprint, descents)
+            return chain.init(potential, rng_key, init_params, steps, fingerprint, descents, given)
 
+        given = fitted(self.centering, potential.hierarchical_sites, potential.prototype) if self.centering else ()
         single = is_key(rng_key)
         descents = self._descents(1 if single else len(rng_key)) if init_params is None else 0
         state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+        state = state._replace(centering=given)
         if chain.tuned:
             chains = None if single else len(rng_key)
             passes = passes_of(potential, descents * (chains or 1))
@@ -99,8 +104,9 @@ class Chains:
                 state = tuned(self._tuner, potential, state, self._first_gradient(batched))
             steps = state.tuning.num_steps if steps is None else steps
         begun = over_chains(partial(chain.begin, fingerprint=fingerprint))(state)
-        step = over_chains(partial(chain.step, potential), axes, 0)
-        moved = repeat_with_rows(step, begun, steps, potential, chain.rows)
+        centred = potential.centred(state.centering)
+        step = over_chains(partial(chain.step, centred), axes, 0)
+        moved = repeat_with_rows(step, begun, steps, centred, chain.rows)
         return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
 
     @property

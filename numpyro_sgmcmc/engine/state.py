@@ -83,6 +83,9 @@ class SGMCMCState(NamedTuple):
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
+    - **centering** - the centring of each element by site, the same for all chains, or ``()``: then the position is
+      that of the partially centred variables (:mod:`~numpyro_sgmcmc.model.centering`), and ``z`` is still that of the
+      model.
     - **tuning** - the settings, the same for all chains: those that the warm-up has found so far, see
       :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`, or :class:`~numpyro_sgmcmc.tuning.tuning.Given`.
     """
@@ -106,6 +109,7 @@ class SGMCMCState(NamedTuple):
     marks: jax.Array
     rng_key: jax.Array
     tuning: Any = Given()
+    centering: Any = ()
 
     def __getitem__(self, index: Any) -> Any:
         # NumPyro tries this with the names in extra_fields= that are no attribute
