@@ -83,7 +83,7 @@ class Chain:
         num_warmup: int = 0,
         fingerprint: int = 0,
         descents: int = 0,
-        centering: Sites | tuple = (),
+        centering: Any = (),
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
         """
         :param init_params: unconstrained values for some sites; the others start by ``init_strategy``.

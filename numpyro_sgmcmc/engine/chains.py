@@ -10,20 +10,22 @@ import math
 from typing import Any
 
 import jax
+from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.read_ahead import repeat_with_rows
-from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.engine.state import CENTRE, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.model.centering import fitted
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.rows.schemes import for_devices
+from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous
 from numpyro_sgmcmc.tuning.search import expected_passes
-from numpyro_sgmcmc.tuning.start import descents_of, passes_of
+from numpyro_sgmcmc.tuning.shares import shares_of_data
+from numpyro_sgmcmc.tuning.start import descend, descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Sites
@@ -82,16 +84,25 @@ class Chains:
             steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
             return chain.init(potential, rng_key, init_params, steps, fingerprint, descents, given)
 
-        given = fitted(self.centering, potential.hierarchical_sites, potential.prototype) if self.centering else ()
+        sites = {} if self.centering is False else potential.hierarchical_sites
+        given = fitted(self.centering, sites, potential.prototype) if self.centering else ()
         single = is_key(rng_key)
         descents = self._descents(1 if single else len(rng_key)) if init_params is None else 0
         state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+        if sites and chain.tuned and self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs:
+            given = self._chosen(state if single else _best(state, energies))
         state = state._replace(centering=given)
         if chain.tuned:
             chains = None if single else len(rng_key)
             passes = passes_of(potential, descents * (chains or 1))
             state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes)
         return state, energies
+
+    def _chosen(self, state: SGMCMCState) -> Sites:
+        """The centring that is chosen at the start of a chain."""
+        key_rows, key_noise, key = random.split(stream(state.rng_key, CENTRE), 3)
+        z = descend(self.potential, state.z, key_rows, key_noise, is_contiguous(self.chain.rows))
+        return shares_of_data(self.potential, z, key)
 
     def transition(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """One MCMC transition of every chain: ``steps_per_sample`` steps."""
@@ -145,3 +156,9 @@ class Chains:
         first = partial(self.chain.with_first_gradient, self.potential)
         axes = axes_of_chains(self.chain)
         return jax.vmap(first, (axes, 0), axes) if batched else first
+
+
+def _best(state: SGMCMCState, energies: dict[str, jax.Array]) -> SGMCMCState:
+    """The chain with the smallest energy."""
+    best = jnp.argmin(sum(energies.values(), start=jnp.zeros(())))
+    return state._replace(z=jax.tree.map(lambda x: x[best], state.z), rng_key=state.rng_key[best])

@@ -12,7 +12,7 @@ from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
-NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE = range(6)
+NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE = range(7)
 
 
 def stream(rng_key: jax.Array, use: int) -> jax.Array:
