@@ -124,14 +124,15 @@ def corrected(
     else:
         _check_constant_steps(mcmc)
         law = None
-        if kernel._transforms is None:  # a prediction is for NumPyro's coordinates
+        if kernel._transforms is None and not state.centering:  # a prediction is for NumPyro's coordinates
             epoch = epoch_of(kernel, potential_of(kernel, model_args, model_kwargs))
             pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_more)
             law = predicted(kernel, state, draws, found.values, pairs, epoch)
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
                 "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "
-                "the integrator is not a word with normal noise, or the kernel samples coordinates of its own. "
+                "the integrator is not a word with normal noise, or the kernel samples coordinates of its own "
+                "(centering=False: those of the model). "
                 "Use a smaller step_size, or another kernel or integrator."
             )
         A = law.rescale

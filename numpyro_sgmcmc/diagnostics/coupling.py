@@ -161,10 +161,11 @@ def couple(
         raise TooFewDraws(f"couple(mcmc) needs at least {FEWEST} draws of each pair, but {kept} are asked for.")
     left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
     _, size = numbers_of_rows(potential)
-    plain = isinstance(kernel.gradient, Minibatch) and kernel._transforms is None
+    written = kernel._transforms is None and not state.centering
+    plain = isinstance(kernel.gradient, Minibatch) and written
     chosen = gradient or ("full" if size <= ALL_ROWS or not plain else "control")
     checked_choice("gradient", chosen, ("full", "control"))
-    if chosen == "control" and kernel._transforms is not None:
+    if chosen == "control" and not written:
         raise ValueError(
             f'gradient="control" is not available for {type(kernel).__name__}, which samples other coordinates than '
             'those of the draws. Use gradient="full".'

@@ -202,7 +202,10 @@ def states_of(kernel: SGMCMC, state: SGMCMCState) -> list[SGMCMCState]:
     """The separate state of each chain."""
     if jnp.ndim(state.i) == 0:
         return [state]
-    axes: Any = (0,) * len(SGMCMCState._fields)
+    axes: Any = dict.fromkeys(SGMCMCState._fields, 0)
+    if any(np.ndim(share) < np.ndim(state.z[name]) for name, share in dict(state.centering).items()):
+        axes["centering"] = None  # one for all chains
+    axes = tuple(axes.values())
     if kernel._chain.tuned and jnp.ndim(state.tuning.step_size) == 0:
         axes = axes_of_chains(kernel._chain)
     chains = len(np.asarray(state.i))

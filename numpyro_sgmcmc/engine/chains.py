@@ -24,13 +24,15 @@ from numpyro_sgmcmc.model.centering import fitted
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous
 from numpyro_sgmcmc.tuning.search import expected_passes
-from numpyro_sgmcmc.tuning.shares import shares_of_data
-from numpyro_sgmcmc.tuning.start import descend, descents_of, passes_of
+from numpyro_sgmcmc.tuning.shares import PROBES, shares_of_data
+from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.validation import is_key
+
+ROUNDS = 2  # of the choice of a centring
 
 
 def chain_for(chain: Chain, potential: ModelPotential) -> Chain:
@@ -95,14 +97,25 @@ class Chains:
         if chain.tuned:
             chains = None if single else len(rng_key)
             passes = passes_of(potential, descents * (chains or 1))
+            if state.centering and self.centering is None:
+                passes += ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * len(state.centering))
             state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes)
         return state, energies
 
     def _chosen(self, state: SGMCMCState) -> Sites:
-        """The centring that is chosen at the start of a chain."""
-        key_rows, key_noise, key = random.split(stream(state.rng_key, CENTRE), 3)
-        z = descend(self.potential, state.z, key_rows, key_noise, is_contiguous(self.chain.rows))
-        return shares_of_data(self.potential, z, key)
+        """
+        The centring that is chosen at the start of a chain. In the second round the descent is in the variables that
+        the first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
+        """
+        z, centering = state.z, {}
+        for key in random.split(stream(state.rng_key, CENTRE), ROUNDS):
+            key_rows, key_noise, key = random.split(key, 3)
+            centred = self.potential.centred(centering)
+            start = self.potential.in_variables_of(centred, z)
+            end = descend(centred, start, key_rows, key_noise, is_contiguous(self.chain.rows))
+            z = centred.in_variables_of(self.potential, end)
+            centering = shares_of_data(self.potential, z, key)
+        return centering
 
     def transition(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """One MCMC transition of every chain: ``steps_per_sample`` steps."""

@@ -147,7 +147,7 @@ class SGMCMC(MCMCKernel):
         kept = keeps_values(self._model)
         self._chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
         self._dense_mass, self._known = checked_found(dense_mass, settings, self._chain.tuned)
-        self._centering = checked_centering(centering, settings)
+        self._centering = checked_centering(centering, settings, self._chain.gradient)
         self.batch_size = checked_batch_size(batch_size)
         if steps_per_sample is None:
             self.steps_per_sample = None if self._chain.tuned else 1

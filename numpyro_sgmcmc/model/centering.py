@@ -126,18 +126,18 @@ def hierarchical_sites(
     return {name: prototype[name] for name, (loc, scale) in found.items() if loc.depends | scale.depends}
 
 
-def checked_centering(centering: Any, settings: Any = None) -> Any:
+def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:
     """
     None, False or a dict by site.
 
-    :param settings: of another run, whose centring belongs to its coordinates.
-    :raises ValueError: for another type, numbers that are not between 0 and 1, or a centring beside ``settings``.
+    :param settings: those of another run, whose coordinates belong to its centring.
+    :param gradient: the gradient estimator.
+    :raises ValueError: for another type, numbers that are not between 0 and 1, or a centring beside ``settings`` or the
+        centre of an estimator.
     """
     if settings is not None:
         if centering is not None:
-            raise ValueError(
-                "settings= have a centring of their own, so centering= cannot be given too. Leave one out."
-            )
+            raise ValueError("settings= have a centring of their own. Leave centering= out.")
         several = np.ndim(settings["curvature"]) == 1  # each chain has found its own
         centering = {name: share[0] if several else share for name, share in settings.get("centering", {}).items()}
         return centering or False
@@ -153,6 +153,11 @@ def checked_centering(centering: Any, settings: Any = None) -> Any:
             raise ValueError(
                 f"centering[{name!r}] must be between 0 (non-centred) and 1 (centred, as the model is written)."
             )
+    if centering and getattr(gradient, "center", None) is not None:
+        raise ValueError(
+            "the center of the gradient estimator is a position as the model is written, but centering= changes the "
+            "variables. Leave one out."
+        )
     return dict(centering)
 
 
@@ -168,11 +173,11 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
             raise ValueError(f"centering names {name!r}, which is no latent site; these are {sorted(prototype)}.")
         if name not in sites:
             raise ValueError(
-                f"centering names {name!r}, but a site has a centring only if it is of a location-scale family (Normal, "
-                "StudentT, Cauchy, Laplace, Logistic, Gumbel, or a function of one by element) whose location or scale "
-                f"depends on other latents. Leave it out; {f'there are {sorted(sites)}' if sites else 'there is none'}."
+                f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
+                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, and its location or scale depends "
+                f"on other latents. Leave it out; {f'there are {sorted(sites)}' if sites else 'there is none'}."
             )
-        if np.broadcast_shapes(np.shape(share), sites[name].shape) != sites[name].shape:
+        if np.shape(share) not in ((), sites[name].shape):
             raise ValueError(
                 f"centering[{name!r}] has shape {np.shape(share)}, but the site has {sites[name].shape}. Give a number "
                 "or an array of this shape."

@@ -8,10 +8,10 @@ each element,
 where k is the curvature of everything but the element's own prior. For normal models it makes the element nearly
 independent of m and s (Papaspiliopoulos, Roberts & Sköld 2007).
 
-In the centred form the width of an element is :math:`(k_j + s_j^{-2})^{-1/2}`. It changes by a relative :math:`(1 -
-\lambda_j) \sigma` if log s changes by its standard deviation, for which the elements alone give :math:`\sigma = (1 + 2
-\sum_j \lambda_j^2)^{-1/2}`. If this is small, nothing is gained, but the rows' noise would be handed on to m and s: then
-the site stays as it is written.
+In the centred form the width of an element is :math:`(k_j + s_j^{-2})^{-1/2}`. If log s changes by its standard
+deviation, for which the elements alone give :math:`\sigma = (1 + 2 \sum_j \lambda_j^2)^{-1/2}`, this width changes by
+a relative :math:`(1 - \lambda_j) \sigma`. Where this is small, nothing would be gained, but m and s would get the noise
+of the rows: the site stays as it is written.
 """
 
 import jax
