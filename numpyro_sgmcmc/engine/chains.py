@@ -23,8 +23,8 @@ from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.model.centering import fitted
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous
+from numpyro_sgmcmc.tuning.data_share import PROBES, shares_of_data
 from numpyro_sgmcmc.tuning.search import expected_passes
-from numpyro_sgmcmc.tuning.shares import PROBES, shares_of_data
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
@@ -84,20 +84,21 @@ class Chains:
             if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
                 init_params = potential.unconstrain(init_params)
             steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
-            return chain.init(potential, rng_key, init_params, steps, fingerprint, descents, given)
+            return chain.init(potential, rng_key, init_params, steps, fingerprint, descents, centering)
 
-        sites = {} if self.centering is False else potential.hierarchical_sites
-        given = fitted(self.centering, sites, potential.prototype) if self.centering else ()
+        chooses = chain.tuned and self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs
+        sites = potential.hierarchical_sites if self.centering or chooses else {}
+        centering = fitted(self.centering, sites, potential.prototype) if self.centering else ()
         single = is_key(rng_key)
         descents = self._descents(1 if single else len(rng_key)) if init_params is None else 0
         state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
-        if sites and chain.tuned and self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs:
-            given = self._chosen(state if single else _best(state, energies))
-        state = state._replace(centering=given)
+        if chooses and sites:
+            centering = self._chosen(state if single else _best(state, energies))
+        state = state._replace(centering=centering)
         if chain.tuned:
             chains = None if single else len(rng_key)
             passes = passes_of(potential, descents * (chains or 1))
-            if state.centering and self.centering is None:
+            if chooses and sites:
                 passes += ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * len(state.centering))
             state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes)
         return state, energies

@@ -15,7 +15,7 @@ import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD, ControlVariate, Tempered, settings
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.tuning.shares import shares_of_data
+from numpyro_sgmcmc.tuning.data_share import shares_of_data
 
 SITES = {
     "Normal": lambda m, s: dist.Normal(m, s),
