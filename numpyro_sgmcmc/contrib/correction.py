@@ -124,7 +124,7 @@ def corrected(
     else:
         _check_constant_steps(mcmc)
         law = None
-        if kernel._transforms is None and not state.centering:  # a prediction is for NumPyro's coordinates
+        if kernel._transforms is None and state.is_as_written:  # a prediction is for NumPyro's coordinates
             epoch = epoch_of(kernel, potential_of(kernel, model_args, model_kwargs))
             pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_more)
             law = predicted(kernel, state, draws, found.values, pairs, epoch)

@@ -161,7 +161,7 @@ def couple(
         raise TooFewDraws(f"couple(mcmc) needs at least {FEWEST} draws of each pair, but {kept} are asked for.")
     left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
     _, size = numbers_of_rows(potential)
-    written = kernel._transforms is None and not state.centering
+    written = kernel._transforms is None and state.is_as_written
     plain = isinstance(kernel.gradient, Minibatch) and written
     chosen = gradient or ("full" if size <= ALL_ROWS or not plain else "control")
     checked_choice("gradient", chosen, ("full", "control"))

@@ -78,7 +78,7 @@ def gradient_pairs(
         pairs = min(PAIRS, max(FEWEST, NUMBERS // draws.z.shape[-1]))
     per_chain = -(-pairs // len(states))
     stays = isinstance(kernel.gradient, (Minibatch, ControlVariate))
-    if (kernel._transforms is not None and not stays) or state.centering:
+    if (kernel._transforms is not None and not stays) or not state.is_as_written:
         raise ValueError(
             f"the noise of {kernel.gradient!r} is not known in NumPyro's coordinates, because {type(kernel).__name__} "
             "samples others. Use gradient_noise(kernel, state, ...)."

@@ -122,7 +122,7 @@ def summary(
     found = gradients(kernel, draws, model_args, model_kwargs, key_scores)
     use = remedies_of(kernel, state)
     lines |= score_lines(draws, found, use.accurate)
-    written = kernel._transforms is None and not state.centering  # a prediction is for NumPyro's coordinates
+    written = kernel._transforms is None and state.is_as_written  # a prediction is for NumPyro's coordinates
     if np.isfinite(found.values).all() and written:
         pairs = gradient_pairs(kernel, state, draws, model_args, model_kwargs, key_pairs)
         potential = ModelPotential.of(kernel._model, model_args, model_kwargs, kernel._batch_size)
