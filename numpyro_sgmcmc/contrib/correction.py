@@ -118,7 +118,8 @@ def corrected(
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
                 "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "
-                "the integrator is not a word with normal noise, or the kernel samples coordinates of its own. "
+                "the integrator is not a word with normal noise, or the kernel samples coordinates of its own "
+                "(centering=False: those of the model). "
                 "Use a smaller step_size, or another kernel or integrator."
             )
         A = law.rescale

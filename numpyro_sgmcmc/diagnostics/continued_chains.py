@@ -98,5 +98,5 @@ def continue_chains(
     states = [state._replace(rng_key=key) for state, key in zip(states, keys)]
     if run.tuning is not None or len(states) == 1:
         return np.stack([np.asarray(draw(state), float) for state in states])
-    together = jax.tree.map(lambda *x: jnp.stack(x), *states)
+    together = jax.tree.map(lambda *x: jnp.stack(x), *states)._replace(centering=states[0].centering)
     return np.asarray(draw(together), float).swapaxes(0, 1)

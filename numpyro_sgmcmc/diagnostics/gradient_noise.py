@@ -89,8 +89,9 @@ def gradient_noise(
     if num_batches < 2:
         raise ValueError(f"num_batches={num_batches}: a variance needs at least 2.")
 
-    def probe(potential, state):
-        chain = kernel.chain_for(potential)
+    def probe(usual, state):
+        potential, chain = usual.centred(state.centering), kernel.chain_for(usual)
+        z = usual.in_variables_of(potential, state.z)
         key_probes = stream(state.rng_key, PROBE)
         coordinates = state.tuning.coordinates
 
@@ -100,7 +101,7 @@ def gradient_noise(
             rows, _ = next_rows(chain.rows, coming, potential.plates)
             return lambda z: chain.evaluate(potential, z, rows, state.gradient_state, key)
 
-        variance = gradient_variance(lambda k: gradient_fn(k)(state.z).gradient, num_batches)
+        variance = gradient_variance(lambda k: gradient_fn(k)(z).gradient, num_batches)
         if isinstance(coordinates, Identity):
             return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))
         here = lambda k: in_x(gradient_fn(k), coordinates, potential.prototype)(state.x)  # noqa: E731

@@ -130,8 +130,8 @@ class Run:
 
     @property
     def samples_other_coordinates(self) -> bool:
-        """Whether the kernel samples other coordinates than NumPyro's unconstrained values."""
-        return self.kernel.transforms is not None
+        """Whether the chains move in other coordinates than NumPyro's unconstrained values."""
+        return self.kernel.transforms is not None or not self.state.is_as_written
 
     @property
     def keeps_local_values(self) -> bool:
@@ -246,7 +246,10 @@ def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:
     """The separate state of each chain."""
     if jnp.ndim(state.i) == 0:
         return [state]
-    axes: Any = (0,) * len(SGMCMCState._fields)
+    axes: Any = dict.fromkeys(SGMCMCState._fields, 0)
+    if any(np.ndim(share) < np.ndim(state.z[name]) for name, share in dict(state.centering).items()):
+        axes["centering"] = None  # one for all chains
+    axes = tuple(axes.values())
     if not isinstance(state.tuning.coordinates, Identity) and jnp.ndim(state.tuning.step_size) == 0:
         axes = axes_of_chains(kernel.chain)
     chains = len(np.asarray(state.i))

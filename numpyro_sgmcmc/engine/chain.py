@@ -83,12 +83,14 @@ class Chain:
         num_warmup: int = 0,
         fingerprint: int = 0,
         descents: int = 0,
+        centering: Any = (),
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
         """
         :param init_params: unconstrained values for some sites; the others start by ``init_strategy``.
         :param int num_warmup: integrator steps of the warm-up.
         :param int fingerprint: fingerprint of the data, 0 if it is not known.
         :param int descents: number of descents whose best end is the start.
+        :param centering: the given centring of each element by site, or ``()``.
         :return: the initial state, and the energy of each site there.
         """
         rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
@@ -101,13 +103,15 @@ class Chain:
         key_energy, key_start, key_first = random.split(key_gradient, 3)
         energies = potential.by_site(z, rows, key_energy)
         energy = sum(energies.values(), start=jnp.zeros(()))
+        users_z, usual, potential = z, potential, potential.centred(centering)
+        z = usual.in_variables_of(potential, z)
         gradient_state = self.gradient.start(potential, z, key_start)
         variance = first = ()
         if self.tuned:  # the first transition sets the coordinates, and all that depends on them
             x = variance = first = jnp.zeros_like(raveled(z))
             phase, h = self.dynamics.init(x, x), jnp.zeros((), x.dtype)
         else:
-            x = ()
+            x = z if centering else ()
             phase = self.dynamics.init(z, noise.normal_like(key_momentum, z))
             h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
             if balance or self.integrator.needs_variance:
@@ -119,7 +123,7 @@ class Chain:
                 first = self.evaluate(potential, z, rows, gradient_state, key_first).gradient
         state = SGMCMCState(
             i=jnp.zeros((), jnp.uint32),
-            z=z,
+            z=users_z,
             x=x,
             momentum=phase.momentum,
             thermostat=phase.thermostat,
@@ -254,12 +258,13 @@ class Chain:
         here, known = (jax.tree.leaves(z)[0].ravel()[0] for z in (state.phase.z, state.last_finite))
         return jnp.where(here == known, state.refused, 0)
 
-    def end(self, potential: ModelPotential, before: SGMCMCState, state: SGMCMCState) -> SGMCMCState:
+    def end(self, usual: ModelPotential, before: SGMCMCState, state: SGMCMCState) -> SGMCMCState:
         """
         The state after a transition. If the word does not evaluate its final position, the energy of the prior is
         checked there, which needs no data, so that no draw lies outside the support. If it is not finite, the chain
         goes back by one step if that position is known, otherwise to the start of the transition.
         """
+        potential = usual.centred(state.centering)
         if not self.integrator.evaluates_end:
             inside = jnp.isfinite(potential.prior(self._sites(potential, state), stream(before.rng_key, DRAW)))
             start = state if self.integrator.evaluates_start else before
@@ -273,7 +278,7 @@ class Chain:
         if not isinstance(temperature, tuple):
             for quiet in self._quiet(state.i - 1, Marks.of(state.marks).wraps).values():
                 temperature = jnp.where(quiet, jnp.nan, temperature)
-        z = self._sites(potential, state)
+        z = potential.in_variables_of(usual, self._sites(potential, state))
         return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
 
     def _back(self, state: SGMCMCState) -> Phase:
@@ -304,13 +309,15 @@ class Chain:
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Recomputes what depends on the values that the potential is conditioned on."""
         key_state, key = random.split(random.fold_in(stream(state.rng_key, REFRESH), state.i))
-        state = state._replace(gradient_state=self.gradient.refresh(potential, state.gradient_state, key_state))
+        centred = potential.centred(state.centering)
+        state = state._replace(gradient_state=self.gradient.refresh(centred, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
         return self.with_first_gradient(potential, state, key)
 
     def with_first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> SGMCMCState:
         """The state with gradient and energy at its position, for a word that carries them from step to step."""
+        potential = potential.centred(state.centering)
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
         evaluation = in_x(evaluate, state.tuning.coordinates, potential.prototype)(state.phase.z)

@@ -10,24 +10,29 @@ import math
 from typing import Any
 
 import jax
+from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.read_ahead import repeat_with_rows
-from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.engine.state import CENTRE, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
+from numpyro_sgmcmc.model.centering import fitted
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.rows.schemes import for_devices
+from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous
+from numpyro_sgmcmc.tuning.data_share import PROBES, shares_of_data
 from numpyro_sgmcmc.tuning.search import expected_passes
-from numpyro_sgmcmc.tuning.start import descents_of, passes_of
+from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.validation import is_key
+
+ROUNDS = 2  # of the choice of a centring
 
 
 def chain_for(chain: Chain, potential: ModelPotential) -> Chain:
@@ -51,6 +56,7 @@ class Chains:
     :param steps_per_sample: integrator steps per transition. None: the number that the warm-up chooses.
     :param dense_mass: the coordinates whose correlations the warm-up estimates.
     :param known: coordinates and curvature with which the warm-up starts, or None.
+    :param centering: the centring that is given by site, False, or None: chosen if the step size is.
     :param bool searching: False after the warm-up: transitions without the program that chooses the settings.
     """
 
@@ -59,6 +65,7 @@ class Chains:
     steps_per_sample: int | None
     dense_mass: Any
     known: Any
+    centering: Any = None
     searching: bool = True
 
     def start(
@@ -77,16 +84,39 @@ class Chains:
             if GIBBS_SITES_KWARG in potential.kwargs and init_params is not None:
                 init_params = potential.unconstrain(init_params)
             steps = min(num_warmup * (self.steps_per_sample or 1), 2**32 - 1)
-            return chain.init(potential, rng_key, init_params, steps, fingerprint, descents)
+            return chain.init(potential, rng_key, init_params, steps, fingerprint, descents, centering)
 
+        chooses = chain.tuned and self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs
+        sites = potential.hierarchical_sites if self.centering or chooses else {}
+        centering = fitted(self.centering, sites, potential.prototype) if self.centering else ()
         single = is_key(rng_key)
         descents = self._descents(1 if single else len(rng_key)) if init_params is None else 0
         state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+        if chooses and sites:
+            centering = self._chosen(state if single else _best(state, energies))
+        state = state._replace(centering=centering)
         if chain.tuned:
             chains = None if single else len(rng_key)
             passes = passes_of(potential, descents * (chains or 1))
+            if chooses and sites:
+                passes += ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * len(state.centering))
             state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes)
         return state, energies
+
+    def _chosen(self, state: SGMCMCState) -> Sites:
+        """
+        The centring that is chosen at the start of a chain. In the second round the descent is in the variables that
+        the first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
+        """
+        z, centering = state.z, {}
+        for key in random.split(stream(state.rng_key, CENTRE), ROUNDS):
+            key_rows, key_noise, key = random.split(key, 3)
+            centred = self.potential.centred(centering)
+            start = self.potential.in_variables_of(centred, z)
+            end = descend(centred, start, key_rows, key_noise, is_contiguous(self.chain.rows))
+            z = centred.in_variables_of(self.potential, end)
+            centering = shares_of_data(self.potential, z, key)
+        return centering
 
     def transition(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """One MCMC transition of every chain: ``steps_per_sample`` steps."""
@@ -99,8 +129,9 @@ class Chains:
                 state = tuned(self._tuner, potential, state, self._first_gradient(batched))
             steps = state.tuning.num_steps if steps is None else steps
         begun = over_chains(partial(chain.begin, fingerprint=fingerprint))(state)
-        step = over_chains(partial(chain.step, potential), axes, 0)
-        moved = repeat_with_rows(step, begun, steps, potential, chain.rows)
+        centred = potential.centred(state.centering)
+        step = over_chains(partial(chain.step, centred), axes, 0)
+        moved = repeat_with_rows(step, begun, steps, centred, chain.rows)
         return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
 
     @property
@@ -139,3 +170,9 @@ class Chains:
         first = partial(self.chain.with_first_gradient, self.potential)
         axes = axes_of_chains(self.chain)
         return jax.vmap(first, (axes, 0), axes) if batched else first
+
+
+def _best(state: SGMCMCState, energies: dict[str, jax.Array]) -> SGMCMCState:
+    """The chain with the smallest energy."""
+    best = jnp.argmin(sum(energies.values(), start=jnp.zeros(())))
+    return state._replace(z=jax.tree.map(lambda x: x[best], state.z), rng_key=state.rng_key[best])

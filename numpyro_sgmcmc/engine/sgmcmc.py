@@ -38,6 +38,7 @@ from numpyro_sgmcmc.engine.chains import Chains, chain_for
 from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.local.models import keeps_values, with_local
+from numpyro_sgmcmc.model.centering import checked_centering
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.compiled import compiled
@@ -89,6 +90,10 @@ class SGMCMC(MCMCKernel):
     :param local: how to draw the latent sites of the rows for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,
         :class:`~numpyro_sgmcmc.LocalHMC`, :class:`~numpyro_sgmcmc.LocalLangevin`, or a function, see
         :class:`~numpyro_sgmcmc.LocalFunction`.
+    :param centering: which variable is sampled for a latent site whose location or scale depends on others: a dict
+        site -> number or array between 0 (non-centred) and 1 (centred, as the model is written), see
+        :mod:`~numpyro_sgmcmc.model.centering`; False: all as written. None: chosen if the warm-up chooses the step
+        size, otherwise as written.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.potential.minibatched`; at construction where possible, else at
         ``init``.
 
@@ -135,12 +140,14 @@ class SGMCMC(MCMCKernel):
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
+        centering: Any = None,
     ):
         self._users_model = checked_model(model)
         self._model = with_local(model, local)
         kept = keeps_values(self._model)
         self._chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
         self._dense_mass, self._known = checked_found(dense_mass, settings, self._chain.tuned)
+        self._centering = checked_centering(centering, settings, self._chain.gradient)
         self.batch_size = checked_batch_size(batch_size)
         if steps_per_sample is None:
             self.steps_per_sample = None if self._chain.tuned else 1
@@ -352,7 +359,7 @@ class SGMCMC(MCMCKernel):
     def chains_for(self, potential: ModelPotential) -> Chains:
         """The chains for a potential."""
         chain = self.chain_for(potential)
-        return Chains(potential, chain, self.steps_per_sample, self._dense_mass, self._known)
+        return Chains(potential, chain, self.steps_per_sample, self._dense_mass, self._known, self._centering)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import random
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.report.end_of_run import Collected
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
@@ -12,7 +13,7 @@ from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
-NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE = range(6)
+NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE = range(7)
 
 
 def stream(rng_key: jax.Array, use: int) -> jax.Array:
@@ -83,6 +84,9 @@ class SGMCMCState(NamedTuple):
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
+    - **centering** - the centring of each element by site, the same for all chains, or ``()``: then the position is
+      that of the partially centred variables (:mod:`~numpyro_sgmcmc.model.centering`), and ``z`` is still that of the
+      model.
     - **tuning** - the settings, the same for all chains: those that the warm-up has found so far, see
       :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`, or :class:`~numpyro_sgmcmc.tuning.tuning.Given`.
     """
@@ -106,6 +110,7 @@ class SGMCMCState(NamedTuple):
     marks: jax.Array
     rng_key: jax.Array
     tuning: Any = Given()
+    centering: Any = ()
 
     def __getitem__(self, index: Any) -> Any:
         # NumPyro tries this with the names in extra_fields= that are no attribute
@@ -113,6 +118,11 @@ class SGMCMCState(NamedTuple):
             energy = "; potential_estimate is the energy of a minibatch" * (index == "potential_energy")
             raise KeyError(f"extra_fields={index!r}: a state has the fields {', '.join(self._fields)}{energy}.")
         return tuple.__getitem__(self, index)  # super() has no meaning in a NamedTuple
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether every element has the centring with which the model is written."""
+        return all(bool((np.asarray(share) == 1).all()) for share in dict(self.centering).values())
 
     @property
     def phase(self) -> Phase:

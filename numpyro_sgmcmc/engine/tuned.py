@@ -1,6 +1,7 @@
 """Puts the settings found by the warm-up into the states of chains: one ``Tuning`` for all chains of a state."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from numpyro_sgmcmc.tuning.tuner import Tuner
 def axes_of_chains(chain: Chain) -> Any:
     """The axis of chains in each field of a state of several chains; None if they share the field."""
     axes: dict[str, Any] = dict.fromkeys(SGMCMCState._fields, 0)
-    axes |= {"tuning": None, "gradient_state": None if chain.gradient.shared else 0}
+    axes |= {"tuning": None, "centering": None, "gradient_state": None if chain.gradient.shared else 0}
     return SGMCMCState(**axes)
 
 
@@ -59,14 +60,14 @@ def tuned(tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gra
     return state._replace(tuning=state.tuning._replace(transition=jnp.minimum(t + 1, 2**31 - 2)))
 
 
-def _updated(
-    tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gradient: Callable | None
-) -> SGMCMCState:
+def _updated(tuner: Tuner, usual: ModelPotential, state: SGMCMCState, first_gradient: Callable | None) -> SGMCMCState:
     batched = jnp.ndim(state.i) == 1
     with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
     without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
     key, key_first = random.split(stream(state.rng_key[0] if batched else state.rng_key, TUNE))
     z, phase = with_axis((state.z, state.phase))
+    potential = usual.centred(state.centering)
+    z = jax.vmap(partial(usual.in_variables_of, potential))(z) if state.centering else z
     shared = tuner.gradient.shared
     gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
     tuning, phase, gradient_state, due = tuner.before(potential, state.tuning, z, phase, gradient_state, key)

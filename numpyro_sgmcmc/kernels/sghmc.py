@@ -84,6 +84,7 @@ class SGHMC(SGMCMC):
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
+        centering: Any = None,
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = Underdamped(
@@ -107,6 +108,7 @@ class SGHMC(SGMCMC):
             dense_mass=dense_mass,
             settings=settings,
             local=local,
+            centering=centering,
         )
 
     @property

@@ -70,6 +70,7 @@ class SGLD(SGMCMC):
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
+        centering: Any = None,
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = Overdamped(inverse_mass, checked_skew(skew, inverse_mass, step_size))
@@ -86,4 +87,5 @@ class SGLD(SGMCMC):
             dense_mass=dense_mass,
             settings=settings,
             local=local,
+            centering=centering,
         )

@@ -81,6 +81,7 @@ class SGNHT(SGMCMC):
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
+        centering: Any = None,
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = NoseHoover(
@@ -104,6 +105,7 @@ class SGNHT(SGMCMC):
             dense_mass=dense_mass,
             settings=settings,
             local=local,
+            centering=centering,
         )
 
     @property

@@ -80,6 +80,7 @@ class SGRHMC(SGMCMC):
         rows: RowScheme | None = None,
         init_strategy: Any = None,
         local: Any = None,
+        centering: Any = None,
     ):
         metric, friction = checked_metric(metric), checked_rate("friction", friction)
         dynamics = Recipe(
@@ -100,4 +101,5 @@ class SGRHMC(SGMCMC):
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
             local=local,
+            centering=centering,
         )

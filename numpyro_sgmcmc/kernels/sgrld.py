@@ -79,6 +79,7 @@ class SGRLD(SGMCMC):
         rows: RowScheme | None = None,
         init_strategy: Any = None,
         local: Any = None,
+        centering: Any = None,
     ):
         dynamics = Recipe(OfPosition(checked_metric(metric)), skew, exact=exact, gradient_noise=gradient_noise)
         super().__init__(
@@ -92,5 +93,6 @@ class SGRLD(SGMCMC):
             steps_per_sample=steps_per_sample,
             init_strategy=init_strategy,
             local=local,
+            centering=centering,
         )
         object.__setattr__(self, "_transforms", transforms_of(metric))

@@ -103,10 +103,11 @@ class full_rows(Messenger):
 
 def transform_of(name: str, fn: Distribution, transforms: Transforms | None) -> Transform:
     """The transform of a site from unconstrained values to its support."""
-    return _given(name, fn, transforms) or biject_to(fn.support)
+    return given_transform(name, fn, transforms) or biject_to(fn.support)
 
 
-def _given(name: str, fn: Distribution, transforms: Transforms | None) -> Transform | None:
+def given_transform(name: str, fn: Distribution, transforms: Transforms | None) -> Transform | None:
+    """The transform of a site, if one is given."""
     return transforms(name, fn) if callable(transforms) else (transforms or {}).get(name)
 
 
@@ -131,7 +132,7 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     step = site["infer"].get(SCAN_INDEX)
     if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):
         x = x[step]  # inside a scan, z has a value for each step
-    if _given(name, fn, transforms) is None and _is_real(fn.support):
+    if given_transform(name, fn, transforms) is None and _is_real(fn.support):
         return x
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))

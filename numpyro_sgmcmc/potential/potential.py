@@ -25,6 +25,7 @@ from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
+from numpyro_sgmcmc.model.centering import centred_transforms, hierarchical_sites
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.potential.minibatched import checked_structure
@@ -272,6 +273,32 @@ class ModelPotential:
         latents = values.keys() & self.prototype.keys()
         inverse = {name: transform_of(name, tr[name]["fn"], self.transforms).inv for name in latents}
         return {name: jnp.asarray(inverse[name](value)) for name, value in values.items() if name in latents}
+
+    # -- partial centring, see model.centering ---------------------------------------------------------------------
+
+    @property
+    def hierarchical_sites(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the unconstrained sites that have a centring."""
+        if self.draws_local_sites:
+            return {}
+        trace = lambda z: self._trace(z, self.some_rows(), None)  # noqa: E731
+        return hierarchical_sites(trace, self.structure, self.transforms)
+
+    def centred(self, centering: Sites) -> "ModelPotential":
+        """The potential of the partially centred variables."""
+        if not centering:
+            return self
+        potential = copy.copy(self)
+        potential.transforms = centred_transforms(centering, self.transforms)
+        return potential
+
+    def in_variables_of(self, other: "ModelPotential", z: Sites) -> Sites:
+        """The unconstrained values that have the same sites in ``other``, the same model with other transforms."""
+        if other.transforms is self.transforms:
+            return z
+        tr = self._trace(z, self.some_rows(), None)
+        inverse = {name: transform_of(name, tr[name]["fn"], other.transforms).inv for name in z}
+        return {name: jnp.asarray(inverse[name](tr[name]["value"]), x.dtype) for name, x in z.items()}
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
         """A start with finite energy and gradient on these rows, if NumPyro's search finds one."""

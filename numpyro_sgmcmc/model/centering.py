@@ -1,0 +1,188 @@
+r"""
+Partial centring of the latent sites of hierarchies (Papaspiliopoulos, Roberts & Sköld 2003).
+
+Let a be a latent site of a location-scale family, a = m + s e, whose location m or scale s depends on other latents.
+The variable that is sampled in its place is
+
+.. math:: \tilde a = \lambda m + s^\lambda e, \qquad a = m + s^{1 - \lambda} (\tilde a - \lambda m), \qquad
+    \log |\partial a / \partial \tilde a| = (1 - \lambda) \log s,
+
+for each element with its own :math:`\lambda` between 0 and 1. As the model writes it, :math:`\lambda = 1` (centred); at
+0 the site is independent of m and s before there are data (non-centred). If the site is a function of a, as for
+``LogNormal``, the function follows.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import Distribution
+from numpyro.distributions.transforms import AffineTransform, ComposeTransform, Transform
+
+from numpyro_sgmcmc.model.dataflow import Fact, follow
+from numpyro_sgmcmc.model.handlers import Transforms, given_transform
+from numpyro_sgmcmc.model.structure import Structure
+from numpyro_sgmcmc.types import Sites
+from numpyro_sgmcmc.utils.compat import SCAN_INDEX
+
+FAMILIES = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel
+
+
+class LocationScale(NamedTuple):
+    """
+    A site as a function of a = loc + scale e.
+
+    - **transforms** - from a to the value of the site, applied in order to each element.
+    - **mask** - which elements have a density.
+    """
+
+    loc: Any
+    scale: Any
+    transforms: tuple[Transform, ...] = ()
+    mask: Any = True
+
+
+def location_scale(fn: Distribution) -> LocationScale | None:
+    """The form of a distribution; None if it has none."""
+    if type(fn) in FAMILIES:
+        return LocationScale(fn.loc, fn.scale)  # pyright: ignore[reportAttributeAccessIssue]
+    if not isinstance(
+        fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution, dist.TransformedDistribution)
+    ):
+        return None
+    form = location_scale(fn.base_dist)
+    if form is None or isinstance(fn, (dist.ExpandedDistribution, dist.Independent)):
+        return form
+    if isinstance(fn, dist.MaskedDistribution):
+        mask = jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * len(fn.event_shape))
+        return form._replace(mask=form.mask & mask)
+    for transform in fn.transforms:
+        if transform.domain.event_dim or transform.codomain.event_dim:
+            return None
+        if isinstance(transform, AffineTransform) and not form.transforms:
+            loc, scale = transform.loc + transform.scale * form.loc, jnp.abs(transform.scale) * form.scale
+            form = form._replace(loc=loc, scale=scale)
+        else:
+            form = form._replace(transforms=(*form.transforms, transform))
+    return form
+
+
+def centred_transforms(
+    centering: Sites, transforms: Transforms | None
+) -> Callable[[str, Distribution], Transform | None]:
+    """
+    The transforms from the partially centred variables to the values of their sites.
+
+    :param centering: lambda by site.
+    :param transforms: those of other sites.
+    """
+    return partial(_centred, centering, transforms or {})
+
+
+def _centred(centering: Sites, transforms: Transforms, name: str, fn: Distribution) -> Transform | None:
+    form = location_scale(fn) if name in centering else None
+    if form is None:
+        return given_transform(name, fn, transforms)
+    # without a density, an element has no Jacobian either
+    share = jnp.where(form.mask, centering[name], 1)
+    scale = form.scale ** (1 - share)
+    affine = AffineTransform(form.loc * (1 - share * scale), scale)
+    return ComposeTransform([affine, *form.transforms]) if form.transforms else affine
+
+
+def hierarchical_sites(
+    trace: Callable[[Sites], Mapping[str, Any]], structure: Structure, transforms: Transforms | None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """
+    Shapes and dtypes of the unconstrained sites of a location-scale family that depends on other latents.
+
+    Left out are elements of a ``scan``, sites whose density is scaled, those with transforms of their own, and those
+    that :class:`~numpyro.infer.reparam.LocScaleReparam` has replaced.
+
+    :param trace: unconstrained values -> trace of the model.
+    """
+
+    def parameters(z):
+        found, tr = {}, trace(z)
+        for name in z:
+            site, scale = tr[name], structure.sites[name].scale
+            form = location_scale(site["fn"])
+            replaced = name.removesuffix("_decentered") in tr.keys() - {name}
+            own = given_transform(name, site["fn"], transforms or {}) is not None
+            left_out = replaced or own or scale != 1 or SCAN_INDEX in site["infer"]
+            if form is not None and not left_out and jnp.shape(site["value"]) == z[name].shape:
+                found[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
+        return found
+
+    prototype = structure.prototype
+    closed, out = jax.make_jaxpr(parameters, return_shape=True)(prototype)
+    inputs = [Fact(frozenset([name])) for name in sorted(prototype)]  # dicts are flattened in the order of their keys
+    facts, _ = follow(closed, inputs, lambda constant: "")
+    found = jax.tree.unflatten(jax.tree.structure(out), facts)
+    return {name: prototype[name] for name, (loc, scale) in found.items() if loc.depends | scale.depends}
+
+
+def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:
+    """
+    None, False or a dict by site.
+
+    :param settings: those of another run, whose coordinates belong to its centring.
+    :param gradient: the gradient estimator.
+    :raises ValueError: for another type, numbers that are not between 0 and 1, or a centring beside ``settings`` or the
+        centre of an estimator.
+    """
+    if settings is not None:
+        if centering is not None:
+            raise ValueError("settings= have a centring of their own. Leave centering= out.")
+        several = np.ndim(settings["curvature"]) == 1  # each chain has found its own
+        centering = {name: share[0] if several else share for name, share in settings.get("centering", {}).items()}
+        return centering or False
+    if centering is None or centering is False:
+        return centering
+    if not isinstance(centering, Mapping):
+        raise ValueError(
+            f"centering={centering!r} must be None, False or a dict by site, for example centering={{'effect': 0.5}}."
+        )
+    for name, share in centering.items():
+        values = np.asarray(share)
+        if not np.issubdtype(values.dtype, np.number) or not ((values >= 0) & (values <= 1)).all():
+            raise ValueError(
+                f"centering[{name!r}] must be between 0 (non-centred) and 1 (centred, as the model is written)."
+            )
+    if centering and getattr(gradient, "center", None) is not None:
+        raise ValueError(
+            "the center of the gradient estimator is a position as the model is written, but centering= changes the "
+            "variables. Leave one out."
+        )
+    return dict(centering)
+
+
+def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Mapping[str, Any]) -> Sites:
+    """
+    The given numbers as arrays like the sites.
+
+    :param sites: the hierarchical sites of the model.
+    :raises ValueError: for other sites, or arrays of another shape.
+    """
+    for name, share in centering.items():
+        if name not in prototype:
+            raise ValueError(f"centering names {name!r}, which is no latent site; these are {sorted(prototype)}.")
+        if name not in sites:
+            raise ValueError(
+                f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
+                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, and its location or scale depends "
+                f"on other latents. Leave it out; {f'there are {sorted(sites)}' if sites else 'there is none'}."
+            )
+        if np.shape(share) not in ((), sites[name].shape):
+            raise ValueError(
+                f"centering[{name!r}] has shape {np.shape(share)}, but the site has {sites[name].shape}. Give a number "
+                "or an array of this shape."
+            )
+    return {
+        name: jnp.broadcast_to(jnp.asarray(share, sites[name].dtype), sites[name].shape)
+        for name, share in centering.items()
+    }

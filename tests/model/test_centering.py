@@ -1,0 +1,200 @@
+"""Partial centring keeps the law, is found by site, and is invisible to the user."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+import numpyro.distributions as dist
+from numpyro.distributions import transforms
+from numpyro.infer import MCMC
+from numpyro.infer.reparam import LocScaleReparam
+import pytest
+
+from numpyro_sgmcmc import SGHMC, SGLD, ControlVariate, Tempered, settings
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.data_share import shares_of_data
+
+SITES = {
+    "Normal": lambda m, s: dist.Normal(m, s),
+    "StudentT": lambda m, s: dist.StudentT(4.0, m, s),
+    "Cauchy": lambda m, s: dist.Cauchy(m, s),
+    "Laplace": lambda m, s: dist.Laplace(m, s),
+    "Logistic": lambda m, s: dist.Logistic(m, s),
+    "Gumbel": lambda m, s: dist.Gumbel(m, s),
+    "LogNormal": lambda m, s: dist.LogNormal(m, s),
+    "expanded": lambda m, s: dist.Normal(m, s).expand([3]),
+    "event": lambda m, s: dist.Normal(m, s).expand([3, 2]).to_event(2),
+    "mixed": lambda m, s: dist.Normal(jnp.stack([m, 2 * m]), s).expand([3, 2]).to_event(1),
+    "masked": lambda m, s: dist.Normal(m, s).expand([3]).mask(jnp.array([True, False, True])),
+    "affine": lambda m, s: dist.TransformedDistribution(dist.Normal(0, 1), transforms.AffineTransform(m, -s)),
+    "share": lambda m, s: dist.TransformedDistribution(
+        dist.Gumbel(0.5, 2).expand([3]),
+        [transforms.AffineTransform(m, s), transforms.SigmoidTransform(), transforms.AffineTransform(1.0, 3.0)],
+    ),
+}
+
+
+def model_of(site):
+    def model():
+        m = numpyro.sample("m", dist.Normal(0, 2))
+        s = numpyro.sample("s", dist.LogNormal(0, 1))
+        a = numpyro.sample("a", site(m, s))
+        numpyro.factor("y", -jnp.sum((jnp.arange(jnp.size(a)).reshape(jnp.shape(a)) - a) ** 2))
+
+    return model
+
+
+def potential_of(model, *args, **kwargs):
+    return ModelPotential.of(model, args, kwargs, None)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_the_law_is_that_of_the_model(name):
+    usual = potential_of(model_of(SITES[name]))
+    site = usual.prototype["a"]
+    assert usual.hierarchical_sites == {"a": site}
+    share = jnp.linspace(0.1, 0.7, max(site.size, 1)).reshape(site.shape)
+    centred = usual.centred({"a": share})
+    keys = random.split(random.key(0), 3)
+    z = {name: 0.7 * random.normal(key, s.shape) for key, (name, s) in zip(keys, usual.prototype.items())}
+
+    def to_model(z):
+        return centred.in_variables_of(usual, z)
+
+    jacobian = jax.jacfwd(lambda a: to_model({**z, "a": a})["a"].ravel())(z["a"]).reshape(site.size, site.size)
+    np.testing.assert_allclose(
+        centred.estimate(z, {}), usual.estimate(to_model(z), {}) - jnp.linalg.slogdet(jacobian)[1], rtol=2e-5, atol=2e-5
+    )
+    back = usual.in_variables_of(centred, to_model(z))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), back, z)
+
+
+def test_a_share_of_0_is_non_centred_and_of_1_as_written():
+    usual = potential_of(model_of(lambda m, s: dist.Normal(m, s)))
+    z = {"m": jnp.array(0.5), "s": jnp.array(-1.0), "a": jnp.array(0.3)}
+    for share, a in (0.0, 0.5 + np.exp(-1) * 0.3), (1.0, 0.3):
+        centred = usual.centred({"a": jnp.array(share)})
+        np.testing.assert_allclose(centred.in_variables_of(usual, z)["a"], a, rtol=1e-6)
+    half = usual.centred({"a": jnp.array(0.25)})
+    # a~ ~ N(m / 4, s^(1/4))
+    of_prior = jax.grad(jax.grad(lambda a: half.by_site({**z, "a": a}, {})["a"]))(z["a"])
+    np.testing.assert_allclose(of_prior, np.exp(-1) ** (2 * 0.75 - 2), rtol=1e-5)
+
+
+def others():
+    m = numpyro.sample("m", dist.Normal(0, 1))
+    s = numpyro.sample("s", dist.HalfNormal(1))
+    numpyro.sample("fixed", dist.Normal(0, 1))
+    numpyro.sample("scale_only", dist.HalfCauchy(s))
+    numpyro.sample("joint", dist.MultivariateNormal(jnp.zeros(2) + m, jnp.eye(2)))
+    with handlers.scale(scale=2.0):
+        numpyro.sample("scaled", dist.Normal(m, s))
+    with handlers.reparam(config={"replaced": LocScaleReparam(0.5)}):
+        numpyro.sample("replaced", dist.Normal(m, s))
+    scan(lambda x, _: (numpyro.sample("walk", dist.Normal(x, s)), None), m, None, length=4)
+    with numpyro.plate("groups", 3):
+        numpyro.sample("effect", dist.Normal(m, s))
+
+
+def test_other_sites_stay_as_they_are():
+    assert list(potential_of(others).hierarchical_sites) == ["effect"]
+
+
+def hierarchy(group, y, groups=5):
+    m = numpyro.sample("m", dist.Normal(0, 2))
+    s = numpyro.sample("s", dist.LogNormal(0, 0.5))
+    with numpyro.plate("groups", groups):
+        a = numpyro.sample("a", dist.Normal(m, s))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(a[group[rows]], 1.0), obs=y[rows])
+
+
+GROUP = jnp.repeat(jnp.arange(5), jnp.array([1, 2, 3, 6, 8]), total_repeat_length=20)
+Y = jnp.sin(jnp.arange(20.0))
+
+
+@pytest.mark.parametrize(
+    ("centering", "words"),
+    [
+        (0.5, "dict by site"),
+        (True, "dict by site"),
+        ({"a": 1.5}, "between 0"),
+        ({"a": np.nan}, "between 0"),
+        ({"b": 0.5}, "no latent site"),
+        ({"m": 0.5}, "Leave it out; there are \\['a'\\]"),
+        ({"a": np.ones(4)}, "has shape \\(4,\\)"),
+    ],
+)
+def test_a_centring_that_is_refused(centering, words):
+    with pytest.raises(ValueError, match=words):
+        kernel = SGLD(hierarchy, step_size=0.01, batch_size=10, centering=centering)
+        kernel.init(random.key(0), 1, None, (GROUP, Y), {})
+
+
+def test_a_centring_beside_parts_that_do_not_know_it_is_refused():
+    center = {"m": 0.0, "s": 0.0, "a": np.zeros(5)}
+    with pytest.raises(ValueError, match="center of the gradient"):
+        SGLD(hierarchy, step_size=0.01, gradient=ControlVariate(center), centering={"a": 0.5})
+    with pytest.raises(ValueError, match="Tempered"):
+        Tempered(SGLD(hierarchy, step_size=0.01, centering={"a": 0.5}), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_a_step_is_one_of_the_centred_potential(chains):
+    """SGLD without noise would be: gradient descent in the partially centred variable."""
+    share = jnp.array([0.1, 0.3, 0.5, 0.7, 1.0])
+    kernel = SGLD(hierarchy, step_size=1e-3, batch_size={}, centering={"a": share})
+    keys = random.key(1) if chains == 1 else random.split(random.key(1), chains)
+    z = {"m": jnp.array(0.5), "s": jnp.array(-0.3), "a": jnp.arange(5.0) / 5}
+    params = z if chains == 1 else jax.tree.map(lambda x: jnp.stack([x] * chains), z)
+    state = kernel.init(keys, 1, params, (GROUP, Y), {})
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), state.z, params)
+    after = kernel.sample(state, (GROUP, Y), {})
+    written = SGLD(hierarchy, step_size=1e-3, batch_size={})
+    usual = potential_of(hierarchy, GROUP, Y)
+    centred = usual.centred({"a": share})
+    alone = written.sample(written.init(keys, 1, params, (GROUP, Y), {}), (GROUP, Y), {})
+    start = usual.in_variables_of(centred, z)
+    drift = lambda potential, z: jax.grad(lambda z: potential.estimate(z, {"N": jnp.arange(20)}))(z)  # noqa: E731
+    first = lambda tree: tree if chains == 1 else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+    noise = jax.tree.map(lambda new, old, g: new - old + 1e-3 * g, first(alone.z), z, drift(usual, z))
+    moved = jax.tree.map(lambda x, g, n: x - 1e-3 * g + n, start, drift(centred, start), noise)
+    expected = centred.in_variables_of(usual, moved)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), first(after.z), expected)
+
+
+def test_the_share_of_the_data():
+    precision = np.bincount(GROUP)
+    z = {"m": jnp.array(0.5), "s": jnp.array(-0.3), "a": jnp.zeros(5)}
+    found = shares_of_data(potential_of(hierarchy, GROUP, Y), z, random.key(0))
+    np.testing.assert_allclose(found["a"], precision / (precision + np.exp(0.6)), rtol=1e-4)
+
+
+def test_a_site_whose_widths_do_not_change_stays_as_written():
+    groups, y = jnp.repeat(jnp.arange(5), 2000), jnp.zeros(10_000)
+    z = {"m": jnp.array(0.5), "s": jnp.array(0.0), "a": jnp.zeros(5)}
+    found = shares_of_data(potential_of(hierarchy, groups, y), z, random.key(0))
+    np.testing.assert_array_equal(found["a"], 1)
+
+
+@pytest.mark.slow
+def test_a_run_chooses_it_and_hands_it_on():
+    mcmc = MCMC(SGHMC(hierarchy, batch_size=10), num_warmup=200, num_samples=500, progress_bar=False)
+    mcmc.run(random.key(0), GROUP, Y)
+    found = settings(mcmc)
+    assert found["centering"]["a"].shape == (5,)
+    assert ((found["centering"]["a"] > 0) & (found["centering"]["a"] < 1)).all()
+    assert mcmc.get_samples().keys() == {"m", "s", "a"}
+    again = MCMC(SGHMC(hierarchy, settings=found), num_warmup=100, num_samples=500, progress_bar=False)
+    again.run(random.key(1), GROUP, Y)
+    np.testing.assert_array_equal(settings(again)["centering"]["a"], found["centering"]["a"])
+    written = MCMC(SGHMC(hierarchy, centering=False), num_warmup=200, num_samples=500, progress_bar=False)
+    written.run(random.key(2), GROUP, Y)
+    assert settings(written)["centering"] == {}
+    for name, x in mcmc.get_samples().items():
+        sd = written.get_samples()[name].std(0)
+        np.testing.assert_allclose(x.mean(0) / sd, written.get_samples()[name].mean(0) / sd, atol=0.4)
+        np.testing.assert_allclose(x.std(0) / sd, 1, atol=0.3)
