@@ -1,8 +1,8 @@
 """
 docs/scale.md: what limits a step, and what a run costs as the data and the number of machines grow.
 
-Run ``python docs/scripts/scale.py``; it takes a minute. It measures this machine. The page states the nominal rates of the
-others. All other numbers follow from these by the equations on the page.
+Run ``python docs/scripts/scale.py``; it takes a minute. It measures this machine. The page states the nominal rates of
+the others. All other numbers follow from these by the equations on the page.
 """
 
 import datetime
@@ -45,8 +45,8 @@ MACHINES = {
 PAGE = """\
 # Scale
 
-Written by [scale.py](scripts/scale.py) on {date} (jax {jax}). Measured times are those of two cores; all other rates are
-nominal.
+Written by [scale.py](scripts/scale.py) on {date} (jax {jax}). Measured times are those of two cores; all other rates
+are nominal.
 
 ## What limits a step
 

@@ -5,8 +5,8 @@ If a chain starts far away, it converts potential energy into momentum, and each
 dxi = (p^2 / M - 1) dt. The thermostat can increase without bound, but decreases by at most 1 per unit of time, and
 until it has decreased, the draws are too narrow. On the other hand, if a thermostat starts at D, below its balance
 D + h s^2 / 2, the draws are too wide, for about as many units of time as the balance is large. So the start is found
-by a short descent for z, and the thermostats are set from the variance of the gradient there. docs/maintainers/measurements.md has
-the numbers.
+by a short descent for z, and the thermostats are set from the variance of the gradient there.
+docs/maintainers/measurements.md has the numbers.
 
 The descent minimises :math:`E_q U - \sum_j s_j` over mean-field normals q = N(m, exp(2 s)), not U over points: the mode
 of a hierarchical model with an unknown scale is where the scale is 0, which is a bad start.

@@ -3,7 +3,8 @@ The loop over the steps of a transition.
 
 On a CPU, jax 0.12 compiles a loop without library calls to a single kernel, which runs on a single core. Steps on small
 arrays then take a third of the time, but steps on large arrays do not use the other cores, and XLA has no limit on the
-size. So a loop over large steps gets a library call: it sorts its counter. docs/maintainers/measurements.md has the times.
+size. So a loop over large steps gets a library call: it sorts its counter.
+docs/maintainers/measurements.md has the times.
 """
 
 from collections.abc import Callable
