@@ -137,8 +137,8 @@ FAULTS = [
           "test_checkpoints:refused_by_name"),
     Fault("checkpoints: thinning from the first draw", "segments", "mcmc.num_warmup + mcmc.num_samples % mcmc.thinning",
           "mcmc.num_warmup", "test_checkpoints:was_stopped"),
-    Fault("checkpoints: compiled for each place", "segments", "at = jnp.int32(t), jnp.int32(n)",
-          "self._program = jax.jit(self._loop); jax.clear_caches(); at = jnp.int32(t), jnp.int32(n)",
+    Fault("checkpoints: compiled for each place", "segments", "times = jnp.int32(t), jnp.int32(n)",
+          "self._program = jax.jit(self._loop); jax.clear_caches(); times = jnp.int32(t), jnp.int32(n)",
           "test_checkpoints:compiled_again"),
     # what the warm-up finds
     Fault("coordinates: not transposed", "coordinates", "product(self.scale.T,", "product(self.scale,",

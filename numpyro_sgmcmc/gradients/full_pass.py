@@ -87,9 +87,9 @@ def chunk_length(fn: Callable[[Rows], Any], plates: Mapping[str, Plate], chunk_s
     if not plates:
         return 1
     if chunk_size is None:
-        one, most = ({name: min(n, plate.size) for name, plate in plates.items()} for n in (1, _root(CHUNK, plates)))
+        single, most = ({name: min(n, plate.size) for name, plate in plates.items()} for n in (1, _root(CHUNK, plates)))
         combinations = math.prod(most.values())
-        each = (_memory(fn, most) - _memory(fn, one)) / max(1, combinations - 1)
+        each = (_memory(fn, most) - _memory(fn, single)) / max(1, combinations - 1)
         chunk_size = int(min(CHUNK, max(1, BUDGET // max(1, each))))
     return _root(chunk_size, plates)
 

@@ -193,17 +193,17 @@ class Checkpointed:
             for name, (shape, dtype) in zip(names, segments.shapes())
         ]
         leaves = jax.tree.leaves(segments.carry)
-        found = storage.load(self.folder, len(leaves), lambda draws: [file.check(draws) for file in files])
-        if found is None:
+        checkpoint = storage.load(self.folder, len(leaves), lambda draws: [file.check(draws) for file in files])
+        if checkpoint is None:
             carry = segments.begin()
-            found = storage.Checkpoint(0, 0, storage.to_host(carry))
-            storage.save(self.folder, found)
+            checkpoint = storage.Checkpoint(0, 0, storage.to_host(carry))
+            storage.save(self.folder, checkpoint)
         else:
-            carry = storage.to_device(found.leaves, segments.carry, rng_key)
+            carry = storage.to_device(checkpoint.leaves, segments.carry, rng_key)
         for file in files:
-            file.open(found.draws)
+            file.open(checkpoint.draws)
         try:
-            carry = self._go_on(segments, carry, found.transition, files)
+            carry = self._continue(segments, carry, checkpoint.transition, files)
             put_run(mcmc, segments.whole([file.read() for file in files]), carry.state, args, kwargs)
             if self._function is not None:
                 self._averages = Averages.of(carry.moments, mcmc.num_chains)
@@ -211,7 +211,7 @@ class Checkpointed:
             for file in files:
                 file.close()
 
-    def _go_on(self, segments: Segments, carry: Carry, t: int, files: list[GrowingArray]) -> Carry:
+    def _continue(self, segments: Segments, carry: Carry, t: int, files: list[GrowingArray]) -> Carry:
         begin = last = time.monotonic()
         saved, n = t, 1
         pace = Pace(segments, begin, t, carry)
@@ -220,14 +220,14 @@ class Checkpointed:
             n = min(segments.longest, segments.total - t, n)
             if not isinstance(self.every, timedelta):
                 n = min(segments.longest, segments.total - t, saved + int(self.every) - t)
-            at = time.monotonic()
+            started = time.monotonic()
             carry, draws = segments.advance(carry, t, n)
             t += n
             for file, values in zip(files, draws):
                 file.append(values)
             if isinstance(self.every, timedelta):
                 # segments of about a tenth of the time; the first one takes longer, as it is compiled
-                n = 2 * n if time.monotonic() - at < self.every.total_seconds() / 10 else max(n // 2, 1)
+                n = 2 * n if time.monotonic() - started < self.every.total_seconds() / 10 else max(n // 2, 1)
                 due = time.monotonic() - last >= self.every.total_seconds()
             else:
                 due = t - saved == self.every
@@ -249,7 +249,7 @@ class Checkpointed:
         """Writes the identity of this run to ``run.json``, or compares it with the one there."""
         mcmc, kernel = self.mcmc, self.mcmc.sampler
         potential: ModelPotential = kernel._potential(segments.args, segments.kwargs)
-        one = jax.eval_shape(lambda keys: keys if is_key(keys) else keys[0], segments.keys)
+        key = jax.eval_shape(lambda keys: keys if is_key(keys) else keys[0], segments.keys)
         method = mcmc.chain_method if isinstance(mcmc.chain_method, str) else "a function"
         now = {
             **versions(),
@@ -257,7 +257,7 @@ class Checkpointed:
             "data": fingerprint(segments.args, segments.kwargs),
             "batch_size": kernel.batch_size,
             "steps_per_sample": kernel.steps_per_sample,
-            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key)[0], one),
+            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key)[0], key),
             "kernel": checksum(segments.sample, segments.carry.state),
             "rng_key": _crc([rng_key]),
             "init_params": _crc(jax.tree.leaves(segments.init_params)),

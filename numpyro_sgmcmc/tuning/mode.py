@@ -24,8 +24,8 @@ from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_b
 
 FIRST, LAST = 0.1, 1e-6  # Adam's step size, in units of a coordinate, which are 1 at first
 ROUNDS = 8  # maximal number of rounds
-STRAIGHT = 0.25  # if a coordinate moves by more than this part of the maximal distance of a round,
-GROWTH = 10.0  # its unit grows by this factor in the next
+STRAIGHT = 0.25  # share of the maximal distance of a round: a coordinate that moves farther has too small a unit
+GROWTH = 10.0  # factor by which such a unit grows
 SEGMENTS = 50  # segments of a round, for the progress bar
 PRODUCTS = 8  # products with the Hessian in the check
 
