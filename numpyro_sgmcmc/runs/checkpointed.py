@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 import json
 import logging
-import math
 import os
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 import zlib
 
@@ -26,47 +25,17 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import Marks
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.runs import storage
 from numpyro_sgmcmc.runs.averages import Averages
 from numpyro_sgmcmc.runs.identity import check_same, checksum, versions
+from numpyro_sgmcmc.runs.progress import Pace, Progress
 from numpyro_sgmcmc.runs.segments import Carry, Segments
 from numpyro_sgmcmc.runs.zarr_arrays import GrowingArray, make_group
 from numpyro_sgmcmc.utils.compat import put_run
 from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
-
-
-class Progress(NamedTuple):
-    """
-    The argument of a hook, at each checkpoint.
-
-    - **transition**, **total** - transitions so far, and of the whole run, including the warm-up.
-    - **draws** - draws of each chain so far.
-    - **rows**, **passes** - rows that the steps of each chain have used, and the same in passes over the data; with
-      several plates, those of the largest. Rows that the warm-up uses to choose its settings are not counted.
-    - **rows_per_second** - rows per second of each chain, in this process so far; NaN before its first transition.
-    - **seconds** - since the call of :meth:`Checkpointed.run`.
-    - **left** - estimate of the remaining seconds, at the speed of this process so far; NaN before its first
-      transition.
-    """
-
-    transition: int
-    total: int
-    draws: int
-    rows: int
-    passes: float
-    rows_per_second: float
-    seconds: float
-    left: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.transition} of {self.total} transitions, {self.draws} draws, {self.passes:.3g} passes, "
-            f"{self.rows_per_second:.3g} rows/s, {self.left:.0f} s left"
-        )
 
 
 class Checkpointed:
@@ -89,7 +58,7 @@ class Checkpointed:
     :param folder: created if it does not exist.
     :param every: transitions between two checkpoints, or a :class:`~datetime.timedelta`. If the process ends, at most
         this much work is lost; with a time, also the current segment, about a tenth of it.
-    :param hook: called with a :class:`~numpyro_sgmcmc.runs.checkpointed.Progress` after each checkpoint. An exception
+    :param hook: called with a :class:`~numpyro_sgmcmc.runs.progress.Progress` after each checkpoint. An exception
         in it stops the run, which can be continued later.
     :param averages: a function of a draw, a dict of constrained values, that returns any pytree of arrays; ``dict`` for
         the values themselves. Its mean and variance are kept instead of the draws. They are in :attr:`averages` when
@@ -239,7 +208,7 @@ class Checkpointed:
                 self._tell(pace, t, carry, files)
         return carry
 
-    def _tell(self, pace: "Pace", t: int, carry: Carry, files: list[GrowingArray]) -> None:
+    def _tell(self, pace: Pace, t: int, carry: Carry, files: list[GrowingArray]) -> None:
         progress = pace.progress(t, carry, files[0].rows)
         logger.info(str(progress))
         if self.hook is not None:
@@ -277,28 +246,6 @@ class Checkpointed:
             for group in (".", "posterior", "sample_stats"):
                 make_group(self.folder / "draws" / group)
             storage.write_json(path, now)
-
-
-class Pace:
-    """The speed of a process since its first transition."""
-
-    def __init__(self, segments: Segments, begin: float, t: int, carry: Carry):
-        plates = segments.mcmc.sampler._potential(segments.args, segments.kwargs).plates.values()
-        self._size, self._batch = max(plates, default=(1, 1))
-        self._segments, self._begin, self._t, self._steps = segments, begin, t, _steps(carry)
-
-    def progress(self, t: int, carry: Carry, draws: int) -> Progress:
-        seconds, made, steps = time.monotonic() - self._begin, t - self._t, _steps(carry)
-        a_second = self._batch * (steps - self._steps) / seconds if made else math.nan
-        left = seconds / made * (self._segments.total - t) if made else math.nan
-        rows = steps * self._batch
-        return Progress(t, self._segments.total, draws, rows, rows / self._size, a_second, seconds, left)
-
-
-def _steps(carry: Carry) -> int:
-    """Steps that the chains have made, including those before their 32-bit counter started again at 0."""
-    wraps = Marks.of(carry.state.marks).wraps
-    return int(np.ravel(carry.state.i)[0]) + 2**32 * int(np.ravel(wraps)[0])
 
 
 def _names_of(segments: Segments) -> list[str]:
