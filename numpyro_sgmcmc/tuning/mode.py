@@ -185,10 +185,10 @@ def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[ja
     """Squared length of the Newton step in the metric of the Hessian, and the curvature along it."""
 
     def product(v):
-        def one(z, rows, key):
+        def of_rows(potential, z, rows, key):
             return jax.jvp(lambda z: jax.grad(potential.estimate)(z, rows, key), (z,), (v,))[1]
 
-        return over_all_rows(potential, one, z, rng_key)
+        return over_all_rows(potential, of_rows, z, rng_key)
 
     gradient = full_gradient(potential, z, rng_key)
     step, _ = cg(product, gradient, maxiter=PRODUCTS)
