@@ -46,7 +46,7 @@ figures experiments: $(VENV)/installed-test
 
 # docs/results.md, from what `make figures experiments` left in out/
 results: $(VENV)/installed-test
-	$(BIN)/python docs/results.py $(ARGS)
+	$(BIN)/python docs/scripts/results.py $(ARGS)
 
 # docs/_build/html, with the gallery executed in its fast sizes; `make docs GALLERY=` runs it in full. Warnings are errors,
 # and the examples of the docstrings are run

@@ -14,8 +14,8 @@ from plot_neural_network import dense
 HELD_OUT = 10_000  # training rows on which settings are chosen
 
 # The rates of SGHMC, of its cycles and of the deep ensembles were chosen on the held-out rows by another program
-# (docs/measurements.md), those of the other kernels by `choices`. There PSGLD's step for the convolutional network was
-# .01, but with several chains it is not stable.
+# (docs/maintainers/measurements.md), those of the other kernels by `choices`. There PSGLD's step for the convolutional
+# network was .01, but with several chains it is not stable.
 PLANS = {
     "dense": Plan(
         members=4,

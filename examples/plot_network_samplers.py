@@ -37,7 +37,7 @@ minibatches.
 # What is asserted
 # ----------------
 # All scores are on the page of :doc:`results </results>`, and those of the regression sets on the page of
-# :doc:`measurements </measurements>`.
+# :doc:`measurements </maintainers/measurements>`.
 #
 # Of the simulated data, which the program makes by itself (``check``): MSGNHT and adaptive SGHMC predict better than a
 # single member that was trained for as long as the ensemble, and no method predicts better than the deep ensemble. From

@@ -82,7 +82,7 @@ def dense(data, depth, args):
 # depth, and with D and h chosen on held-out rows at depth 2, which are more accurate than those of the paper. The
 # accuracies themselves, with their errors, are on the page of :doc:`results </results>`. The trials have one seed and a
 # quarter of the epochs, so what they choose is not the best for all epochs: the page of :doc:`measurements
-# </measurements>` has an example.
+# </maintainers/measurements>` has an example.
 #
 # Euler's integrator does not fail at depth 4 and h = 1e-4, as it did in the paper. The step size at which runs stop
 # working decreases with the depth, and is nearly the same for both integrators; it is in the picture and in the printed

@@ -146,8 +146,8 @@ FAULTS = [
           "test_checkpoints:refused_by_name"),
     Fault("checkpoints: thinning from the first draw", "segments", "mcmc.num_warmup + mcmc.num_samples % mcmc.thinning",
           "mcmc.num_warmup", "test_checkpoints:was_stopped"),
-    Fault("checkpoints: compiled for each place", "segments", "at = jnp.int32(t), jnp.int32(n)",
-          "self._program = jax.jit(self._loop); jax.clear_caches(); at = jnp.int32(t), jnp.int32(n)",
+    Fault("checkpoints: compiled for each place", "segments", "times = jnp.int32(t), jnp.int32(n)",
+          "self._program = jax.jit(self._loop); jax.clear_caches(); times = jnp.int32(t), jnp.int32(n)",
           "test_checkpoints:compiled_again"),
     # what the warm-up finds
     Fault("coordinates: not transposed", "coordinates", "product(self.scale.T,", "product(self.scale,",
@@ -375,11 +375,11 @@ FAULTS = [
     Fault("one noise for all letters", "splitting", "noise.normal_like(next(keys)", "noise.normal_like(rng_key",
           "test_integrators"),
     # normal numbers
-    Fault("normal numbers: a narrower law", "noise", "jnp.sqrt(-2 * ", "jnp.sqrt(-1.99 * ", "test_noise"),
-    Fault("normal numbers: one word for both", "noise", "lax.bitcast_convert_type(b,", "lax.bitcast_convert_type(a,",
-          "test_noise"),
-    Fault("normal numbers: too few rounds", "noise", "ROUNDS = 20", "ROUNDS = 4", "test_noise"),
-    Fault("normal numbers: a shorter series", "noise", "for k in range(6)]", "for k in range(4)]", "test_noise"),
+    Fault("normal numbers: a narrower law", "box_muller", "jnp.sqrt(-2 * ", "jnp.sqrt(-1.99 * ", "test_noise"),
+    Fault("normal numbers: one word for both", "box_muller", "lax.bitcast_convert_type(b,",
+          "lax.bitcast_convert_type(a,", "test_noise"),
+    Fault("normal numbers: too few rounds", "box_muller", "ROUNDS = 20", "ROUNDS = 4", "test_noise"),
+    Fault("normal numbers: a shorter series", "box_muller", "for k in range(6)]", "for k in range(4)]", "test_noise"),
     # the potential and its estimators
     Fault("N/n", "potential", 'site["scale"] * log_prob', 'site["scale"] * log_prob / 1.05',
           "test_potential test_posterior:scaling or regression or inflate test_minibatch_laws"),

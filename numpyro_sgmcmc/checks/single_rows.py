@@ -27,7 +27,7 @@ NOT_A_SUM = 1e-4  # relative difference of sums of energies that is more than ro
 def exchanged_energies(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> dict[str, dict[str, Any]]:
     """
     Plate -> site -> its energies for some minibatches, whose halves are exchanged, and the sums of the absolute terms.
-    They belong into a program that has the data already, because another one would copy them again.
+    Call it in a program that already has the data: another program would copy them again.
     """
     if potential.randomised or potential.draws_local_sites or potential.sources or potential.sharded:
         return {}

@@ -24,7 +24,7 @@ class SGIsokinetic(SGMCMC):
     :class:`~numpyro_sgmcmc.SGNHT`. ``inverse_mass_matrix="noise"`` makes :math:`s_j^2 / M_j` equal: the mass is
     proportional to the variance of the noise, measured once with 300 minibatches at the start of the chain
     (the paper's preconditioner). :class:`~numpyro_sgmcmc.MSGNHT` needs no such mass, and was better in our measurements
-    (docs/measurements.md). The paper's tuning of the step size by the energy error is not implemented.
+    (docs/maintainers/measurements.md). The paper's tuning of the step size by the energy error is not implemented.
 
     :param model: NumPyro model with two or more latent coordinates.
     :param step_size: h > 0, or a function of the step index.

@@ -321,7 +321,7 @@ def _check_kernel(kernel: Any) -> None:
             f"Tempered({name}(...)) needs a step size: the warm-up chooses one for temperature 1 only. Give {name} a "
             "step_size."
         )
-    if kernel._centering:
+    if kernel.centering:
         raise ValueError(f"Tempered exchanges positions as the model is written. Leave centering= of {name} out.")
     adapts = isinstance(kernel.dynamics, (Adaptive, Thermostatted)) or kernel.integrator.needs_variance
     if adapts:

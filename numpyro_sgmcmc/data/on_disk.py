@@ -146,8 +146,8 @@ class OnDisk(RowArray):
             if isinstance(self._rows, np.ndarray) and len(pieces) > rows.size // 8:
                 out[...] = self._rows[rows.ravel()]
             else:
-                for at, first, number in pieces:
-                    out[at : at + number] = self._rows[first : first + number]
+                for place, first, number in pieces:
+                    out[place : place + number] = self._rows[first : first + number]
         except Exception as error:
             raise OSError(f"{self!r}: {_asked(rows)} cannot be read: {type(error).__name__}: {error}") from error
 

@@ -1,7 +1,6 @@
 """Arrays of which a model may use only rows."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, NoReturn, Self
 
 import jax
@@ -79,19 +78,14 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
         """This array with a traced array as its data, for an abstract trace."""
         return self._with(_traced=traced)
 
+    def serving(self, rows: Iterable[Any], what: Any) -> Self:
+        """This array, where a lookup of any of these rows, the same object, passes ``what`` to :meth:`_take`."""
+        return self._with(_served=(*self._served, *((of_plate, what) for of_plate in rows)))
+
     def _with(self, **changes: Any) -> Self:
         other = object.__new__(type(self))
-        vars(other).update(vars(self), _served=(), **changes)
+        vars(other).update(vars(self) | {"_served": ()} | changes)
         return other
-
-    @contextmanager
-    def serving(self, rows: Any, what: Any) -> Iterator[None]:
-        """A context in which a lookup of these rows, the same object, passes ``what`` to :meth:`_take`."""
-        before, self._served = self._served, (*self._served, (rows, what))
-        try:
-            yield
-        finally:
-            self._served = before
 
 
 def asks_for_all(*arrays: RowArray) -> TypeError:

@@ -83,7 +83,7 @@ def continue_chains(
         usual = kernel.potential_of_values(potential.args, potential.kwargs)
 
         def values_of(z):
-            if run.samples_other_coordinates:
+            if kernel.transforms is not None:
                 values = potential.constrain(z)
                 z = usual.unconstrain({name: values[name] for name in z})
             return raveled(z)

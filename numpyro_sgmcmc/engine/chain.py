@@ -303,8 +303,8 @@ class Chain:
 
         :param read: the data of these rows that have already been read, from each source on disk.
         """
-        with potential.serving(rows, read, row_weights(self.rows, potential.plates)):
-            return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)
+        potential = potential.using_rows(rows, read, row_weights(self.rows, potential.plates))
+        return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)
 
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Recomputes what depends on the values that the potential is conditioned on."""

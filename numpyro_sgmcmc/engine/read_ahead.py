@@ -26,7 +26,7 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.types import RowScheme
 from numpyro_sgmcmc.utils import compat
-from numpyro_sgmcmc.utils.loop import repeat
+from numpyro_sgmcmc.utils.workarounds.loop import repeat
 
 BLOCK = 4 * 2**20  # bytes per block: smaller blocks need more calls, larger ones more memory
 WAITING = 32  # maximal number of blocks read ahead, one for each chain that shares a reader

@@ -182,6 +182,11 @@ class SGMCMC(MCMCKernel):
         return self._transforms
 
     @property
+    def centering(self) -> Any:
+        """The centring that is given by site, False, or None."""
+        return self._centering
+
+    @property
     def dynamics(self) -> Any:
         """The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`."""
         return self._chain.dynamics

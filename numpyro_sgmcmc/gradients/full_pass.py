@@ -21,19 +21,23 @@ def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array, chunk_size
     """
     The gradient of U over all rows, in chunks: O(chunk) memory. A model that draws its own keys gets one per chunk.
     """
-    return over_all_rows(potential, jax.grad(potential.estimate), z, rng_key, chunk_size)
+
+    def gradient(potential, z, rows, rng_key):
+        return jax.grad(potential.estimate)(z, rows, rng_key)
+
+    return over_all_rows(potential, gradient, z, rng_key, chunk_size)
 
 
 def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None) -> Sites:
     """
-    The mean of an unbiased estimate ``fn(z, rows, rng_key)`` over all chunks of all plates, weighted by their sizes. It
-    is exact, since each site is scaled by N/n for each of its plates. If rows are distributed over devices, a chunk has
-    the same number of rows from each device.
+    The mean of an unbiased estimate ``fn(potential, z, rows, rng_key)`` over all chunks of all plates, weighted by
+    their sizes. It is exact, since each site is scaled by N/n for each of its plates. If rows are distributed over
+    devices, a chunk has the same number of rows from each device.
 
     :param chunk_size: see :func:`chunk_length`.
     """
     devices, plates = potential.devices, potential.plates
-    length = chunk_length(lambda rows: fn(z, rows, rng_key), plates, chunk_size)
+    length = chunk_length(lambda rows: fn(potential, z, rows, rng_key), plates, chunk_size)
     parts = [
         [(name, Shares(plate.size, devices), *part) for part in _parts(-(-plate.size // devices), length)]
         for name, plate in plates.items()
@@ -51,8 +55,7 @@ def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, c
                     there = places < shares.numbers[:, None]
                     weights[name] = (devices * shares.longest / shares.size * there).ravel()
                 weight, digit = weight * n / shares.longest, digit // count
-            with potential.serving(rows, weights=weights):
-                estimate = fn(z, rows, random.fold_in(key, k))
+            estimate = fn(potential.using_rows(rows, weights=weights), z, rows, random.fold_in(key, k))
             return jax.tree.map(lambda t, x: t + weight * x, total, estimate)
 
         times = 1
@@ -87,9 +90,9 @@ def chunk_length(fn: Callable[[Rows], Any], plates: Mapping[str, Plate], chunk_s
     if not plates:
         return 1
     if chunk_size is None:
-        one, most = ({name: min(n, plate.size) for name, plate in plates.items()} for n in (1, _root(CHUNK, plates)))
+        single, most = ({name: min(n, plate.size) for name, plate in plates.items()} for n in (1, _root(CHUNK, plates)))
         combinations = math.prod(most.values())
-        each = (_memory(fn, most) - _memory(fn, one)) / max(1, combinations - 1)
+        each = (_memory(fn, most) - _memory(fn, single)) / max(1, combinations - 1)
         chunk_size = int(min(CHUNK, max(1, BUDGET // max(1, each))))
     return _root(chunk_size, plates)
 

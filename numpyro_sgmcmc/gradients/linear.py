@@ -77,19 +77,19 @@ class _Program:
 
     def dependents(self, sources: Iterable[int], without: int | None = None) -> set[int]:
         """Values that depend on the sources other than through the value ``without``."""
-        found = set(sources) - {without}
+        dependents = set(sources) - {without}
         for equation in self.equations:
-            if found.intersection(equation.inputs):
-                found.update(set(equation.outputs) - {without})
-        return found
+            if dependents.intersection(equation.inputs):
+                dependents.update(set(equation.outputs) - {without})
+        return dependents
 
     def affine(self, sources: Iterable[int], dependents: set[int]) -> set[int]:
         """Values that are affine in the sources by construction."""
-        found = set(sources)
+        affine = set(sources)
         for eqn, inputs, outputs in self.equations:
             moving = [k for k, number in enumerate(inputs) if number in dependents]
             primitive = eqn.primitive
-            if not moving or any(inputs[k] not in found for k in moving):
+            if not moving or any(inputs[k] not in affine for k in moving):
                 continue
             allowed = (
                 primitive in _LINEAR
@@ -98,8 +98,8 @@ class _Program:
                 or (primitive is p.select_n_p and 0 not in moving)
             )
             if allowed and all(jnp.issubdtype(self.shapes[k].dtype, jnp.floating) for k in outputs):
-                found.update(outputs)
-        return found
+                affine.update(outputs)
+        return affine
 
     def run(self, known: dict[int, Any], wanted: list[int]) -> list[Any]:
         """The wanted values, computed from known ones, without duplicate or unnecessary computations."""

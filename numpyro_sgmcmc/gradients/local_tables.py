@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.types import Potential, Rows, Sites
-from numpyro_sgmcmc.utils.in_place import read_at, set_at
 from numpyro_sgmcmc.utils.memory import announce
+from numpyro_sgmcmc.utils.workarounds.in_place import read_at, set_at
 
 SHARE = 0.25  # share of the memory that the tables of all chains may take
 

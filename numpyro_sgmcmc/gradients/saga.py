@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.tables import TABLES, Partition, Table, check_options
+from numpyro_sgmcmc.gradients.tables import TABLES, Partition, Table, check_options, first_occurrences
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
 from numpyro_sgmcmc.utils import trees
-from numpyro_sgmcmc.utils.in_place import add_at, first_occurrences, read_at
-from numpyro_sgmcmc.utils.lockstep import when_any
 from numpyro_sgmcmc.utils.memory import announce
 from numpyro_sgmcmc.utils.validation import check_minibatched, checked_choice
+from numpyro_sgmcmc.utils.workarounds.in_place import add_at, read_at
+from numpyro_sgmcmc.utils.workarounds.lockstep import when_any
 
 
 class SAGAState(NamedTuple):

@@ -6,8 +6,8 @@ import jax
 
 from numpyro_sgmcmc.gradients.control_variate import Anchor, Anchored
 from numpyro_sgmcmc.types import Potential, Sites
-from numpyro_sgmcmc.utils.lockstep import when_any
 from numpyro_sgmcmc.utils.validation import check_minibatched, checked_count
+from numpyro_sgmcmc.utils.workarounds.lockstep import when_any
 
 
 @dataclass(frozen=True)

@@ -205,3 +205,11 @@ def check_options(name: str, argument: str, form: str | None, predictor: Any, ch
         )
     if not (predictor is None or isinstance(predictor, str) or callable(predictor)):
         raise TypeError(f"{name}(predictor)={predictor!r} must be the name of a site, or a function.")
+
+
+def first_occurrences(units: jax.Array) -> jax.Array:
+    """1 for the first occurrence of each number, 0 for its repetitions."""
+    order = jnp.argsort(units, stable=True)
+    ordered = units[order]
+    new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+    return jnp.zeros(units.shape, jnp.uint8).at[order].set(new.astype(jnp.uint8))

@@ -26,7 +26,7 @@ class SGNHT(SGMCMC):
         None: ``"ADBOBDA"``.
     :param rows: row scheme. None: ``WithoutReplacement()``, whose batches are independent, as thermostats require. With
         reshuffled rows the noise mostly cancels in z, but not in the momentum, and the variance of z becomes too small
-        (0.47 to 0.97 of the true one in docs/measurements.md).
+        (0.47 to 0.97 of the true one in docs/maintainers/measurements.md).
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
     :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``, which rotates the momentum
         (``R``). The stationary distribution stays the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.

@@ -1,6 +1,6 @@
 """
-Draws of local sites, recorded with what a run does not keep: where their chains start, and which moves they accept.
-Such draws are made for this alone, so that a step of the global chain costs nothing more.
+Records draws of local sites with the starts of their chains and the moves that they accept, which a run does not keep.
+The draws are made anew, so a step of the global chain has no additional cost.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class _record(Messenger):
     """Runs a model that draws local sites in the place of their sampler, and records the draws."""
 
     def __init__(self, fn: Any):
-        self.found: Any = None
+        self.recorded: Any = None
         super().__init__(fn)
 
     def process_message(self, msg: Any) -> None:
@@ -50,7 +50,7 @@ class _record(Messenger):
         else:
             values = self.sampler.draw(rng_key, conditional)
         plates = {name: len(fn.batch_shape) for name, fn in conditional.sites.items()}
-        self.found = Recorded(dict(conditional.start), dict(values), {}, accepted, plates)
+        self.recorded = Recorded(dict(conditional.start), dict(values), {}, accepted, plates)
         return values
 
 
@@ -75,4 +75,4 @@ def recorded_draw(
     visited = visit(potential._model, before)
     recorded._model = record = _record(visited)
     recorded.estimate(z, rows, rng_key)
-    return record.found._replace(stored=dict(visited.values))
+    return record.recorded._replace(stored=dict(visited.values))

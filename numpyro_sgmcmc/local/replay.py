@@ -1,6 +1,6 @@
 """
-Runs a model twice: the first run records the values of all sites except the local ones. The log density of the local
-sites is then a function of their own values alone.
+Runs a model twice. The first run records the values of all sites except the local ones, and the second computes the log
+density of the local sites as a function of their own values.
 
 In the first run the handlers around the model give the global sites their values and the plates their rows. Two kinds
 of sites are hidden from these handlers: the local sites, and the sites after the first of them in the same plates,

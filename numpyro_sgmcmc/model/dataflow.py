@@ -75,32 +75,32 @@ def _follow(
     jaxpr: Any,
     inputs: Sequence[Fact],
     constants: Sequence[Fact],
-    found: tuple[list[Lookup], list[Use]],
+    results: tuple[list[Lookup], list[Use]],
     name_of: Callable[[Any], str],
 ) -> list[Fact]:
     facts = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
 
-    def of(var: Any) -> Fact:
+    def fact_of(var: Any) -> Fact:
         if not isinstance(var, Literal):
             return facts.get(var, Fact())
         # JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS puts arrays here too
         return Fact(argument=name_of(var.val) if getattr(var.aval, "shape", ()) else "")
 
     for eqn in jaxpr.eqns:
-        facts.update(zip(eqn.outvars, _outputs(eqn, [of(var) for var in eqn.invars], found, name_of)))
-    return [of(var) for var in jaxpr.outvars]
+        facts.update(zip(eqn.outvars, _outputs(eqn, [fact_of(var) for var in eqn.invars], results, name_of)))
+    return [fact_of(var) for var in jaxpr.outvars]
 
 
 def _outputs(
-    eqn: Any, inputs: list[Fact], found: tuple[list[Lookup], list[Use]], name_of: Callable[[Any], str]
+    eqn: Any, inputs: list[Fact], results: tuple[list[Lookup], list[Use]], name_of: Callable[[Any], str]
 ) -> list[Fact]:
     depends = frozenset().union(*(fact.depends for fact in inputs))
     if eqn.primitive in _CALLS:
         body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        return _follow(getattr(body, "jaxpr", body), inputs, (), found, name_of)
+        return _follow(getattr(body, "jaxpr", body), inputs, (), results, name_of)
     if eqn.primitive is prim.scan_p:
         body = eqn.params["jaxpr"].jaxpr
-        _follow(body, _of_one_step(eqn, body, inputs), (), found, name_of)
+        _follow(body, _of_one_step(eqn, body, inputs), (), results, name_of)
         return [Fact(depends)] * len(eqn.outvars)
     if eqn.primitive in _COPIES:
         return inputs
@@ -118,12 +118,12 @@ def _outputs(
         return [inputs[1]]
     codes = ""
     if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
-        found[0].extend(_lookups(eqn, inputs))
+        results[0].extend(_lookups(eqn, inputs))
         inputs = inputs[:1]  # the result does not count as computed from the index
         if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:
             codes = codes_of(inputs[0])
     else:
-        found[1].extend(_uses(eqn, inputs, depends))
+        results[1].extend(_uses(eqn, inputs, depends))
     sources = _sources(inputs)
     integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
     shifted_from = next(filter(_index, inputs), None) if eqn.primitive is prim.add_p else None

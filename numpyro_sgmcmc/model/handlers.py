@@ -67,13 +67,13 @@ class minibatch(Messenger):
 
 
 class _report_plates(Messenger):
-    def __init__(self, fn: Any, found: dict[str, tuple[int, int | None]]):
-        self.found = found
+    def __init__(self, fn: Any, sizes: dict[str, tuple[int, int | None]]):
+        self.sizes = sizes
         super().__init__(fn)
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
-            self.found[msg["name"]] = msg["args"]
+            self.sizes[msg["name"]] = msg["args"]
 
 
 class full_rows(Messenger):

@@ -132,7 +132,7 @@ def _abstract_run(
     :return: the statements; the facts about log densities, deterministic values, and observed values, by name; the
         indexed arrays; those used without an index.
     """
-    found: list[_Statements] = []
+    runs: list[_Statements] = []
     shapes, with_traced = without_data(args, kwargs)
 
     def run(rows: Rows, arrays: dict[str, jax.Array]) -> Any:
@@ -142,9 +142,9 @@ def _abstract_run(
         tr = handlers.trace(seeded).get_trace(*traced_args, **traced_kwargs)
         densities = {name: log_density(name, site) for name, site in tr.items() if site["type"] == "sample"}
         # these values are static; the shapes must be read while the tracers exist
-        found.append(_read(tr, densities, transforms))
-        values = {name: _arrays(tr[name]["value"]) for name in found[-1].deterministic}
-        observed = {name: _arrays(tr[name]["value"]) for name, site in found[-1].sites.items() if site.observed}
+        runs.append(_read(tr, densities, transforms))
+        values = {name: _arrays(tr[name]["value"]) for name in runs[-1].deterministic}
+        observed = {name: _arrays(tr[name]["value"]) for name, site in runs[-1].sites.items() if site.observed}
         return densities, values, {name: leaves for name, leaves in observed.items() if leaves}
 
     rows = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
@@ -175,7 +175,7 @@ def _abstract_run(
     name_of = lambda const: next((name for name, x in named if x is const), CLOSED_OVER)  # noqa: E731
     whole: list[Use] = []
     facts, lookups = follow(closed, inputs, name_of, whole)
-    return found[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups, whole
+    return runs[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups, whole
 
 
 def _some_value(site: Any) -> Any:

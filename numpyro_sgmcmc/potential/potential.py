@@ -10,7 +10,6 @@ All latents are outside the minibatched plates; :mod:`~numpyro_sgmcmc.potential.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 import copy
 from types import MappingProxyType
 from typing import Any
@@ -130,21 +129,20 @@ class ModelPotential:
             )
         return numbers.pop()
 
-    @contextmanager
-    def serving(
+    def using_rows(
         self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
-    ) -> Iterator[None]:
+    ) -> "ModelPotential":
         """
-        A context in which the :attr:`row_sources` return the data of these rows that have already been read, each
+        The potential in which the :attr:`row_sources` return the data of these rows that have already been read, each
         device looks up its own share of the rows, and the energies of the rows are weighted.
         """
-        with ExitStack() as stack:
-            stack.callback(setattr, self, "_weights", self._weights)
-            self._weights = weights
-            for of_plate in rows.values():
-                for source, what in (*zip(self.row_sources, read), *((array, True) for array in self.sharded)):
-                    stack.enter_context(source.serving(of_plate, what))
-            yield
+        potential = copy.copy(self)
+        potential._weights = weights
+        lookups = dict(zip(map(id, self.row_sources), read)) | {id(array): True for array in self.sharded}
+        if lookups:
+            serve = lambda x: x.serving(rows.values(), lookups[id(x)]) if id(x) in lookups else x  # noqa: E731
+            potential.args, potential.kwargs = jax.tree.map(serve, (self.args, self.kwargs))
+        return potential
 
     @property
     def local_values(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 import json
 import logging
-import math
 import os
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 import zlib
 
@@ -26,47 +25,17 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import Marks
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.runs import storage
 from numpyro_sgmcmc.runs.averages import Averages
 from numpyro_sgmcmc.runs.identity import check_same, checksum, versions
+from numpyro_sgmcmc.runs.progress import Pace, Progress
 from numpyro_sgmcmc.runs.segments import Carry, Segments
 from numpyro_sgmcmc.runs.zarr_arrays import GrowingArray, make_group
 from numpyro_sgmcmc.utils.compat import put_run
 from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
-
-
-class Progress(NamedTuple):
-    """
-    The argument of a hook, at each checkpoint.
-
-    - **transition**, **total** - transitions so far, and of the whole run, including the warm-up.
-    - **draws** - draws of each chain so far.
-    - **rows**, **passes** - rows that the steps of each chain have used, and the same in passes over the data; with
-      several plates, those of the largest. Rows that the warm-up uses to choose its settings are not counted.
-    - **rows_per_second** - rows per second of each chain, in this process so far; NaN before its first transition.
-    - **seconds** - since the call of :meth:`Checkpointed.run`.
-    - **left** - estimate of the remaining seconds, at the speed of this process so far; NaN before its first
-      transition.
-    """
-
-    transition: int
-    total: int
-    draws: int
-    rows: int
-    passes: float
-    rows_per_second: float
-    seconds: float
-    left: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.transition} of {self.total} transitions, {self.draws} draws, {self.passes:.3g} passes, "
-            f"{self.rows_per_second:.3g} rows/s, {self.left:.0f} s left"
-        )
 
 
 class Checkpointed:
@@ -89,7 +58,7 @@ class Checkpointed:
     :param folder: created if it does not exist.
     :param every: transitions between two checkpoints, or a :class:`~datetime.timedelta`. If the process ends, at most
         this much work is lost; with a time, also the current segment, about a tenth of it.
-    :param hook: called with a :class:`~numpyro_sgmcmc.runs.checkpointed.Progress` after each checkpoint. An exception
+    :param hook: called with a :class:`~numpyro_sgmcmc.runs.progress.Progress` after each checkpoint. An exception
         in it stops the run, which can be continued later.
     :param averages: a function of a draw, a dict of constrained values, that returns any pytree of arrays; ``dict`` for
         the values themselves. Its mean and variance are kept instead of the draws. They are in :attr:`averages` when
@@ -193,17 +162,17 @@ class Checkpointed:
             for name, (shape, dtype) in zip(names, segments.shapes())
         ]
         leaves = jax.tree.leaves(segments.carry)
-        found = storage.load(self.folder, len(leaves), lambda draws: [file.check(draws) for file in files])
-        if found is None:
+        checkpoint = storage.load(self.folder, len(leaves), lambda draws: [file.check(draws) for file in files])
+        if checkpoint is None:
             carry = segments.begin()
-            found = storage.Checkpoint(0, 0, storage.to_host(carry))
-            storage.save(self.folder, found)
+            checkpoint = storage.Checkpoint(0, 0, storage.to_host(carry))
+            storage.save(self.folder, checkpoint)
         else:
-            carry = storage.to_device(found.leaves, segments.carry, rng_key)
+            carry = storage.to_device(checkpoint.leaves, segments.carry, rng_key)
         for file in files:
-            file.open(found.draws)
+            file.open(checkpoint.draws)
         try:
-            carry = self._go_on(segments, carry, found.transition, files)
+            carry = self._continue(segments, carry, checkpoint.transition, files)
             put_run(mcmc, segments.whole([file.read() for file in files]), carry.state, args, kwargs)
             if self._function is not None:
                 self._averages = Averages.of(carry.moments, mcmc.num_chains)
@@ -211,7 +180,7 @@ class Checkpointed:
             for file in files:
                 file.close()
 
-    def _go_on(self, segments: Segments, carry: Carry, t: int, files: list[GrowingArray]) -> Carry:
+    def _continue(self, segments: Segments, carry: Carry, t: int, files: list[GrowingArray]) -> Carry:
         begin = last = time.monotonic()
         saved, n = t, 1
         pace = Pace(segments, begin, t, carry)
@@ -220,14 +189,14 @@ class Checkpointed:
             n = min(segments.longest, segments.total - t, n)
             if not isinstance(self.every, timedelta):
                 n = min(segments.longest, segments.total - t, saved + int(self.every) - t)
-            at = time.monotonic()
+            started = time.monotonic()
             carry, draws = segments.advance(carry, t, n)
             t += n
             for file, values in zip(files, draws):
                 file.append(values)
             if isinstance(self.every, timedelta):
                 # segments of about a tenth of the time; the first one takes longer, as it is compiled
-                n = 2 * n if time.monotonic() - at < self.every.total_seconds() / 10 else max(n // 2, 1)
+                n = 2 * n if time.monotonic() - started < self.every.total_seconds() / 10 else max(n // 2, 1)
                 due = time.monotonic() - last >= self.every.total_seconds()
             else:
                 due = t - saved == self.every
@@ -239,7 +208,7 @@ class Checkpointed:
                 self._tell(pace, t, carry, files)
         return carry
 
-    def _tell(self, pace: "Pace", t: int, carry: Carry, files: list[GrowingArray]) -> None:
+    def _tell(self, pace: Pace, t: int, carry: Carry, files: list[GrowingArray]) -> None:
         progress = pace.progress(t, carry, files[0].rows)
         logger.info(str(progress))
         if self.hook is not None:
@@ -249,7 +218,7 @@ class Checkpointed:
         """Writes the identity of this run to ``run.json``, or compares it with the one there."""
         mcmc, kernel = self.mcmc, self.mcmc.sampler
         potential: ModelPotential = kernel.potential(segments.args, segments.kwargs)
-        one = jax.eval_shape(lambda keys: keys if is_key(keys) else keys[0], segments.keys)
+        key = jax.eval_shape(lambda keys: keys if is_key(keys) else keys[0], segments.keys)
         method = mcmc.chain_method if isinstance(mcmc.chain_method, str) else "a function"
         now = {
             **versions(),
@@ -257,7 +226,7 @@ class Checkpointed:
             "data": fingerprint(segments.args, segments.kwargs),
             "batch_size": kernel.batch_size,
             "steps_per_sample": kernel.steps_per_sample,
-            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key)[0], one),
+            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key)[0], key),
             "kernel": checksum(segments.sample, segments.carry.state),
             "rng_key": _crc([rng_key]),
             "init_params": _crc(jax.tree.leaves(segments.init_params)),
@@ -277,28 +246,6 @@ class Checkpointed:
             for group in (".", "posterior", "sample_stats"):
                 make_group(self.folder / "draws" / group)
             storage.write_json(path, now)
-
-
-class Pace:
-    """The speed of a process since its first transition."""
-
-    def __init__(self, segments: Segments, begin: float, t: int, carry: Carry):
-        plates = segments.mcmc.sampler.potential(segments.args, segments.kwargs).plates.values()
-        self._size, self._batch = max(plates, default=(1, 1))
-        self._segments, self._begin, self._t, self._steps = segments, begin, t, _steps(carry)
-
-    def progress(self, t: int, carry: Carry, draws: int) -> Progress:
-        seconds, made, steps = time.monotonic() - self._begin, t - self._t, _steps(carry)
-        a_second = self._batch * (steps - self._steps) / seconds if made else math.nan
-        left = seconds / made * (self._segments.total - t) if made else math.nan
-        rows = steps * self._batch
-        return Progress(t, self._segments.total, draws, rows, rows / self._size, a_second, seconds, left)
-
-
-def _steps(carry: Carry) -> int:
-    """Steps that the chains have made, including those before their 32-bit counter started again at 0."""
-    wraps = Marks.of(carry.state.marks).wraps
-    return int(np.ravel(carry.state.i)[0]) + 2**32 * int(np.ravel(wraps)[0])
 
 
 def _names_of(segments: Segments) -> list[str]:

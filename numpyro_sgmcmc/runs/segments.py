@@ -87,8 +87,8 @@ class Segments:
 
     def collect(self, state: Any) -> dict[str, Any]:
         """The collected fields of a state, with constrained positions."""
-        found = {name: _attribute(state, name) for name in self.fields if not name.startswith("~z.")}
-        return found | {"z": self._over_chains_of(state, self._constrained) if self.averages is None else {}}
+        fields = {name: _attribute(state, name) for name in self.fields if not name.startswith("~z.")}
+        return fields | {"z": self._over_chains_of(state, self._constrained) if self.averages is None else {}}
 
     def _constrained(self, z: Any) -> dict[str, Any]:
         left_out = {name[3:] for name in self.fields if name.startswith("~z.")}
@@ -111,8 +111,8 @@ class Segments:
     def _loop(self, carry: Carry, t: jax.Array, n: jax.Array) -> tuple[Carry, list[jax.Array]]:
         before = self._kept(t)
 
-        def one(i, at):
-            (state, moments), buffer = at
+        def transition(i, carried):
+            (state, moments), buffer = carried
             state = self.sample(state)
             place = self._kept(i) - before
             leaves = jax.tree.leaves(self.collect(state))
@@ -122,14 +122,14 @@ class Segments:
 
         slots = self.longest // self.mcmc.thinning + 2
         buffer = [jnp.zeros((slots, *leaf.shape), leaf.dtype) for leaf in self.draw]
-        return lax.fori_loop(t, t + n, one, (carry, buffer))
+        return lax.fori_loop(t, t + n, transition, (carry, buffer))
 
     # -- all chains ---------------------------------------------------------------------------------------------
 
     def begin(self) -> Carry:
         """The initial states of the run."""
-        at = self.keys, self.init_params
-        return self._map(self._init)(at) if self.mapped else self._init(at)
+        start = self.keys, self.init_params
+        return self._map(self._init)(start) if self.mapped else self._init(start)
 
     def _map(self, fn: Callable) -> Callable:
         """Maps a function over chains, as NumPyro does."""
@@ -144,13 +144,13 @@ class Segments:
 
         :return: the states, and the new draws of each collected array, shape ``(draws, chains, ...)``.
         """
-        at = jnp.int32(t), jnp.int32(n)
+        times = jnp.int32(t), jnp.int32(n)
         if self._over_chains is not None and self.mapped:
-            carry, buffers = self._over_chains(carry, *at)
+            carry, buffers = self._over_chains(carry, *times)
         elif self.mapped:
-            carry, buffers = self._map(lambda one: self._program(one, *at))(carry)
+            carry, buffers = self._map(lambda carry: self._program(carry, *times))(carry)
         else:
-            carry, buffers = self._program(carry, *at)
+            carry, buffers = self._program(carry, *times)
         count = int(self._kept(t + n) - self._kept(t))
         if self.mapped:
             draws = [np.asarray(x)[:, :count].swapaxes(0, 1) for x in buffers]

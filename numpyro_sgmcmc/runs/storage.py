@@ -85,10 +85,10 @@ def to_device(leaves: Sequence[np.ndarray], like: Any, keys: jax.Array) -> Any:
     """The state with these leaves and the structure of ``like``; its typed keys are of the same kind as ``keys``."""
     old, treedef = jax.tree.flatten(like)
 
-    def one(leaf, like):
+    def restored(leaf, like):
         return random.wrap_key_data(leaf, impl=random.key_impl(keys)) if _is_key(like) else jnp.asarray(leaf)
 
-    return treedef.unflatten([one(leaf, like) for leaf, like in zip(leaves, old, strict=True)])
+    return treedef.unflatten([restored(leaf, like) for leaf, like in zip(leaves, old, strict=True)])
 
 
 def _is_key(leaf: Any) -> bool:

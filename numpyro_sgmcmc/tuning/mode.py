@@ -24,8 +24,8 @@ from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_b
 
 FIRST, LAST = 0.1, 1e-6  # Adam's step size, in units of a coordinate, which are 1 at first
 ROUNDS = 8  # maximal number of rounds
-STRAIGHT = 0.25  # if a coordinate moves by more than this part of the maximal distance of a round,
-GROWTH = 10.0  # its unit grows by this factor in the next
+STRAIGHT = 0.25  # share of the maximal distance of a round: a coordinate that moves farther has too small a unit
+GROWTH = 10.0  # factor by which such a unit grows
 SEGMENTS = 50  # segments of a round, for the progress bar
 PRODUCTS = 8  # products with the Hessian in the check
 
@@ -185,10 +185,10 @@ def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[ja
     """Squared length of the Newton step in the metric of the Hessian, and the curvature along it."""
 
     def product(v):
-        def one(z, rows, key):
+        def of_rows(potential, z, rows, key):
             return jax.jvp(lambda z: jax.grad(potential.estimate)(z, rows, key), (z,), (v,))[1]
 
-        return over_all_rows(potential, one, z, rng_key)
+        return over_all_rows(potential, of_rows, z, rng_key)
 
     gradient = full_gradient(potential, z, rng_key)
     step, _ = cg(product, gradient, maxiter=PRODUCTS)

@@ -31,8 +31,8 @@ import numpy as np
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, axes_of, product
 from numpyro_sgmcmc.utils import trees
 
-STEPS = 60  # maximal number of steps of the search for the mode
-STILL = 3  # the first steps, which whiten and do not move
+NEWTON_STEPS = 60  # maximal number of steps of the search for the mode
+STILL = 3  # number of first steps that whiten without a move
 GROWTH = 8  # factor by which the number of rows grows
 CLOSE, ARRIVED = 1.0, 0.01  # squared step lengths per coordinate at which a part of the rows, and all rows, are done
 FLOOR = 1e-6  # smallest curvature that is resolved, relative to the largest
@@ -45,7 +45,7 @@ TIMID = 0.1  # step length below which the search for the normal ends
 PAIRS = 4  # antithetic pairs of draws with which it begins
 
 
-class Look(NamedTuple):
+class Trial(NamedTuple):
     """
     - **energy** - U.
     - **gradient** - gradient in x, shape ``(d,)``.
@@ -62,7 +62,7 @@ class Rung(NamedTuple):
 
     law: Coordinates  # the best so far
     value: jax.Array  # its energy, or minus its bound
-    look: Look  # evaluated there
+    look: Trial  # evaluated there
     trial: Coordinates  # evaluated next
     damping: jax.Array  # damping of the steps to the mode; length of the steps to the normal
     parts: jax.Array  # parts of the rows in use
@@ -94,7 +94,7 @@ def normal_law(
     center, identity = start.center, jnp.eye(start.center.size, dtype=start.center.dtype)
     d = center.size
 
-    def look(rung: Rung) -> tuple[Look, jax.Array]:
+    def look(rung: Rung) -> tuple[Trial, jax.Array]:
         law, over_law = rung.trial, rung.draws > 0
         many = rung.parts + 2 * rung.draws
         few = jnp.where(over_law, rung.draws, jnp.minimum(rung.parts, hessian_parts))
@@ -113,7 +113,7 @@ def normal_law(
 
         zeros = jnp.zeros((), center.dtype), jnp.zeros_like(center), jnp.zeros_like(law.scale)
         value, gradient, curvature = lax.fori_loop(0, many, add, zeros)
-        return Look(value, law.pull_back(gradient), product(law.scale.T, curvature)), many + d * few
+        return Trial(value, law.pull_back(gradient), product(law.scale.T, curvature)), many + d * few
 
     def body(carry: tuple[Rung, jax.Array]) -> tuple[Rung, jax.Array]:
         rung, seen = carry
@@ -127,7 +127,7 @@ def normal_law(
     rung = Rung(
         law=start,
         value=infinite,
-        look=Look(infinite, jnp.zeros_like(center), identity),
+        look=Trial(infinite, jnp.zeros_like(center), identity),
         trial=start,
         damping=jnp.ones((), center.dtype),
         parts=jnp.asarray(min(first_parts, parts), jnp.int32),
@@ -140,7 +140,7 @@ def normal_law(
     return rung.law, axes_of(rung.look.curvature)[0][-1], seen
 
 
-def towards_mode(rung: Rung, new: Look, start: Coordinates, parts: int, draws: int, blocks: np.ndarray | None) -> Rung:
+def towards_mode(rung: Rung, new: Trial, start: Coordinates, parts: int, draws: int, blocks: np.ndarray | None) -> Rung:
     """Levenberg and Marquardt's step; at the mode, the first one towards the normal."""
     d = new.gradient.size
     slack = 4 * jnp.finfo(new.energy.dtype).eps * jnp.abs(rung.value)
@@ -154,13 +154,13 @@ def towards_mode(rung: Rung, new: Look, start: Coordinates, parts: int, draws: i
     squared = jnp.sum(slope**2) / d
     near = moving & accepted & (squared <= jnp.where(whole, ARRIVED, CLOSE))
     away = jnp.where(moving, _within(-slope / (1 + damping), REACH), 0)
-    arrived = (near & whole) | (damping > 1e8) | (rung.step >= STEPS)
+    arrived = (near & whole) | (damping > 1e8) | (rung.step >= NEWTON_STEPS)
     trial = Coordinates(law.center + law.times(away), law.scale)
     value = jnp.where(near, jnp.inf, jnp.where(accepted, new.energy, rung.value))  # inf: the rows change
     return Rung(
         law=law,
         value=jnp.where(arrived, jnp.inf, value),
-        look=Look(new.energy, slope, jnp.eye(d, dtype=slope.dtype)),
+        look=Trial(new.energy, slope, jnp.eye(d, dtype=slope.dtype)),
         trial=trees.where(arrived, start, trial),
         damping=jnp.where(arrived, 1.0, damping),
         parts=jnp.where(near, jnp.minimum(GROWTH * rung.parts, parts), rung.parts),
@@ -171,7 +171,7 @@ def towards_mode(rung: Rung, new: Look, start: Coordinates, parts: int, draws: i
     )
 
 
-def towards_law(rung: Rung, new: Look, draws: int, blocks: np.ndarray | None) -> Rung:
+def towards_law(rung: Rung, new: Trial, draws: int, blocks: np.ndarray | None) -> Rung:
     """
     Newton's step for the bound, halved if the last one made it smaller; the first two only compare the starts. The
     bound over more draws is another one, so the best normal is evaluated again.

@@ -61,8 +61,8 @@ def probe(
             z = unravel(coordinates.to_z(x))
             key_rows, key_model = random.split(key)
             drawn, _ = next_rows(rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
-            with potential.serving(drawn, weights=row_weights(rows, potential.plates)):
-                evaluation = gradient.evaluate(potential, z, drawn, gradient_state, key_model)
+            drawn_potential = potential.using_rows(drawn, weights=row_weights(rows, potential.plates))
+            evaluation = gradient.evaluate(drawn_potential, z, drawn, gradient_state, key_model)
             return coordinates.pull_back(raveled(evaluation.gradient))
 
         places, keys = jnp.stack([x, x, x + away, x - away]), jnp.stack([first, second, first, first])

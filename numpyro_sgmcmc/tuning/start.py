@@ -5,8 +5,8 @@ If a chain starts far away, it converts potential energy into momentum, and each
 dxi = (p^2 / M - 1) dt. The thermostat can increase without bound, but decreases by at most 1 per unit of time, and
 until it has decreased, the draws are too narrow. On the other hand, if a thermostat starts at D, below its balance
 D + h s^2 / 2, the draws are too wide, for about as many units of time as the balance is large. So the start is found
-by a short descent for z, and the thermostats are set from the variance of the gradient there. docs/measurements.md has
-the numbers.
+by a short descent for z, and the thermostats are set from the variance of the gradient there.
+docs/maintainers/measurements.md has the numbers.
 
 The descent minimises :math:`E_q U - \sum_j s_j` over mean-field normals q = N(m, exp(2 s)), not U over points: the mode
 of a hierarchical model with an unknown scale is where the scale is 0, which is a bad start.
@@ -28,13 +28,13 @@ from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
-STEPS = 1000  # steps of the descent
+DESCENT_STEPS = 1000  # steps of the descent
 FIRST, LAST = 0.1, 1e-4  # Adam's step size, in units of the unconstrained coordinates
 LOG_WIDTH = -2.0  # initial log width of the normal
 DESCENT_ROWS = 500  # minimal number of rows per step, so that the descent is not limited by minibatch noise
 DESCENTS, FEW_ROWS = 8, 100  # number of cheaper descents, for all chains together, and the rows of their steps
-PLACES = 23  # number of positions that are compared for a start
-WIDE = 5  # number of those that are added for each descent
+CANDIDATES = 23  # number of positions that are compared for a start
+WIDE = 5  # number of further candidates for each descent
 PROBES = 300  # number of minibatches, which give the variance of the gradient to 8 %
 
 
@@ -50,7 +50,7 @@ def best_of_several(
     :param contiguous: as for :func:`mean_field`.
     """
     key_draws, key_model, key_rows, key_steps = random.split(rng_key, 4)
-    sizes = 2.0 ** (1 - jnp.arange(PLACES) / 2)
+    sizes = 2.0 ** (1 - jnp.arange(CANDIDATES) / 2)
     sizes = jnp.concatenate([jnp.zeros(1), sizes, jnp.resize(sizes[:4], (WIDE * descents,))])
 
     def draw(key, size):
@@ -103,7 +103,7 @@ def descents_of(potential: Potential, observed: int, chains: int) -> int:
 def passes_of(potential: Potential, descents: int, rows: int = FEW_ROWS) -> float:
     """Rows used by descents with this number of rows per step, in passes over the data."""
     size = max((plate.size for plate in potential.plates.values()), default=1)
-    return descents * STEPS * min(rows, size) / size
+    return descents * DESCENT_STEPS * min(rows, size) / size
 
 
 def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, contiguous: bool = False) -> Sites:
@@ -120,16 +120,16 @@ def mean_field(
     plates: Mapping[str, Plate] | None = None,
 ) -> tuple[Sites, Sites]:
     """
-    ``STEPS`` minibatch steps of Adam on a mean-field normal around ``z``, with a step size that decreases geometrically
-    from ``FIRST`` to ``LAST``.
+    ``DESCENT_STEPS`` minibatch steps of Adam on a mean-field normal around ``z``, with a step size that decreases
+    geometrically from ``FIRST`` to ``LAST``.
 
     :param key_rows: key of the minibatches.
     :param key: another key, for the noise and the model.
     :param contiguous: whether the minibatches are blocks of neighbouring rows.
-    :param plates: with the batch sizes; None: those of the kernel, but at least ``DESCENT_ROWS`` rows.
+    :param plates: the plates with their batch sizes; None: those of the kernel, with at least ``DESCENT_ROWS`` rows.
     :return: means and log widths of the last finite normal.
     """
-    optimizer = falling_adam(FIRST, LAST, STEPS)
+    optimizer = falling_adam(FIRST, LAST, DESCENT_STEPS)
     if plates is None:
         plates = {
             name: plate._replace(batch_size=max(plate.batch_size, min(plate.size - 1, DESCENT_ROWS)))
@@ -145,7 +145,7 @@ def mean_field(
 
     start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
     scheme = Reshuffled(contiguous=True) if contiguous else WithoutReplacement()
-    state = minimise(loss, optimizer, optimizer.init(start), (0, STEPS), scheme, plates, key_rows, key)
+    state = minimise(loss, optimizer, optimizer.init(start), (0, DESCENT_STEPS), scheme, plates, key_rows, key)
     return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), start)
 
 

@@ -1,7 +1,6 @@
 """Interfaces of the model's side: the energy of some rows, and the choice of these rows."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -51,11 +50,11 @@ class Potential(Protocol):
         """The number of devices over which the rows are distributed, in order."""
         ...
 
-    def serving(
+    def using_rows(
         self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
-    ) -> AbstractContextManager:
+    ) -> "Potential":
         """
-        A context in which each device looks up its own share of these rows, the same number on every device.
+        The potential in which each device looks up its own share of these rows, the same number on every device.
 
         :param read: the data of these rows that have already been read, from each source on disk.
         :param weights: weights of the rows, by plate, if they are not 1.

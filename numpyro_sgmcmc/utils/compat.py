@@ -89,11 +89,11 @@ def local_in_failing_frame(error: BaseException, codes: tuple[CodeType | None, .
     A local variable of the innermost function with one of these codes in the traceback of an error; None if there is
     none, for example because JAX has removed frames from the traceback.
     """
-    found = None
+    value = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code in codes:
-            found = frame.f_locals.get(name, found)
-    return found
+            value = frame.f_locals.get(name, value)
+    return value
 
 
 def put_run(mcmc: Any, states: dict[str, Any], last_state: Any, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -65,8 +65,8 @@ def r_hat(x: np.ndarray) -> np.ndarray:
     """
     if np.shape(x)[1] < 4:
         return np.ones(np.shape(x)[2:])
-    found = np.nan_to_num(_in_parts(split_gelman_rubin, x), nan=np.inf, posinf=np.inf)
-    return np.where(np.ptp(x, axis=(0, 1)) == 0, 1.0, found)
+    values = np.nan_to_num(_in_parts(split_gelman_rubin, x), nan=np.inf, posinf=np.inf)
+    return np.where(np.ptp(x, axis=(0, 1)) == 0, 1.0, values)
 
 
 def _in_parts(statistic: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarray:
@@ -74,8 +74,8 @@ def _in_parts(statistic: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarr
     columns = np.reshape(x, (*np.shape(x)[:2], -1))
     parts = np.split(columns, range(TOGETHER, columns.shape[-1], TOGETHER), axis=-1)
     with np.errstate(all="ignore"):
-        found = [np.asarray(statistic(np.asarray(part, float))) for part in parts]
-    return np.concatenate(found, -1).reshape(np.shape(x)[2:])
+        values = [np.asarray(statistic(np.asarray(part, float))) for part in parts]
+    return np.concatenate(values, -1).reshape(np.shape(x)[2:])
 
 
 def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
@@ -100,20 +100,20 @@ def unequal_spread(x: np.ndarray) -> np.ndarray:
     :param x: shape ``(chains, draws, coordinates)``, of at least two chains.
     """
     chains, _, d = x.shape
-    found = np.zeros(d)
+    spreads = np.zeros(d)
     for first in range(0, d, TOGETHER):
         part = np.asarray(x[..., first : first + TOGETHER], float)
         away = np.abs(part - np.median(part, (0, 1)))
-        means, errors = away.mean(1), np.stack([standard_error(one[None]) for one in away])
-        ess = sum(effective(one[None]) for one in away)  # of chains that may differ
+        means, errors = away.mean(1), np.stack([standard_error(chain[None]) for chain in away])
+        ess = sum(effective(chain[None]) for chain in away)  # of chains that may differ
         freedom = np.maximum(np.minimum(BLOCKS * chains, ess / 2) - chains, 2)
         limit = fdtri(chains - 1, freedom, 1 - FALSE_ALARMS / d)
         with np.errstate(all="ignore"):
             spread = np.nan_to_num(means.std(0, ddof=1) / means.mean(0))
             certain = means.var(0, ddof=1) > limit * (errors**2).mean(0)
             certain &= effective(part) >= OF_EACH * chains  # standard errors of shorter chains are too small
-        found[first : first + TOGETHER] = np.where(certain, spread, 0)
-    return found
+        spreads[first : first + TOGETHER] = np.where(certain, spread, 0)
+    return spreads
 
 
 def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int = BLOCKS) -> Any:

@@ -23,7 +23,7 @@ def checked_model(model: Any) -> Any:
 
 
 def is_key(value: Any) -> bool:
-    """Whether it is a single random key, typed or raw."""
+    """Whether ``value`` is a single random key, typed or raw."""
     if not hasattr(value, "dtype"):
         return False
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

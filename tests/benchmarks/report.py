@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = ("step", "loops", "kernels", "network", "memory", "answer")
+PROGRAMS = ("step", "loops", "kernels", "network", "workarounds", "memory", "answer")
 ALSO = ("sgmcmcjax_peer",)  # run by hand, in an environment of its own
 
 

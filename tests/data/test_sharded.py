@@ -73,8 +73,8 @@ def test_the_mean_over_all_batches_of_unequal_shares_is_the_full_gradient(model)
 
     def gradient(t):
         rows = {"N": scheme(random.key(3), t, 7, 2)}
-        with potential.serving(rows, weights=row_weights(scheme, potential.plates)):
-            return jax.grad(potential.estimate)(z, rows)
+        weighted = potential.using_rows(rows, weights=row_weights(scheme, potential.plates))
+        return jax.grad(weighted.estimate)(z, rows)
 
     mean = jax.tree.map(lambda x: x.mean(0), jax.vmap(gradient)(jnp.arange(12)))
     exact = full_gradient(potential, z, random.key(0))
@@ -115,11 +115,9 @@ def test_lookups(data_as_arguments):
     assert sharded.shape == (12, 2) and len(sharded) == 12 and sharded.dtype == jnp.float32
     np.testing.assert_array_equal(sharded[rows], x[rows])
     np.testing.assert_array_equal(sharded[rows, 1:], x[rows, 1:])
-    with sharded.serving(rows, True):
-        np.testing.assert_array_equal(sharded[rows], x[rows])
+    np.testing.assert_array_equal(sharded.serving([rows], True)[rows], x[rows])
     misplaced = np.array([12, 1, 2])  # of a device that there is not
-    with sharded.serving(misplaced, True):
-        assert jnp.isnan(sharded[misplaced][0]).all()
+    assert jnp.isnan(sharded.serving([misplaced], True)[misplaced][0]).all()
     with pytest.raises(TypeError, match="the model asks for all of ShardedRows.*spread over devices"):
         np.mean(sharded)
 

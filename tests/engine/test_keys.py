@@ -48,7 +48,7 @@ def used(monkeypatch):
     spy(noise, "normal_like", lambda key, tree: ("noise", data(key), 0))
     for module in (chain, descent):
         spy(module, "next_rows", lambda scheme, state: ("rows", data(state.rng_key), int(state.t)))
-    for name in ("STEPS", "PROBES"):
+    for name in ("DESCENT_STEPS", "PROBES"):
         monkeypatch.setattr(start, name, 2)
     monkeypatch.setattr(start.gradient_variance, "__defaults__", (2,))
     return seen

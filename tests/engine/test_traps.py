@@ -1,6 +1,6 @@
 """
-The traps of NumPyro's contract with kernels, one test each, by number: each is impossible, mended, answered with a
-clear error, or, where it is the host's own, has a recommended way that works.
+The numbered traps of NumPyro's contract with kernels, one test each. A test shows that a trap cannot occur, or raises
+a clear error; for a trap in NumPyro itself it shows that the recommended way works.
 
 Numbers 28 (copies of tables by gather and scatter), 29 (``.add`` with duplicate rows) and 30 (``cond`` under a vmap of
 the chains) are traps of estimators with tables and anchors; their tests are in ``test_gradients.py``.

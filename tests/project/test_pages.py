@@ -25,9 +25,9 @@ def code_of(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["extend.md", "howto.md", "local.md", "upstream.md"])
+@pytest.mark.parametrize("page", ["extend.md", "howto.md", "local.md", "maintainers/upstream.md"])
 def test_programs(page):
-    if page == "upstream.md":
+    if page == "maintainers/upstream.md":
         pytest.importorskip("funsor")
     names = {}
     for k, block in enumerate(code_of(page)):
@@ -95,7 +95,7 @@ def test_what_is_advised_can_be_made(page):
 
 @pytest.mark.slow
 def test_the_tables_of_the_bias_are_those_of_the_kernels():
-    spec = importlib.util.spec_from_file_location("bias", DOCS / "bias.py")
+    spec = importlib.util.spec_from_file_location("bias", DOCS / "scripts" / "bias.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     assert program.page() == (DOCS / "bias.md").read_text()
@@ -171,7 +171,7 @@ def test_the_pages_about_large_data_have_the_numbers_of_other_pages():
 
 
 # The numbers in the prose of the gallery's programs. They are settings, claims that the program asserts, or a paper's
-# results. A result of ours does not belong there: the program prints it, and docs/results.py puts it on a page.
+# results. A result of ours does not belong there: the program prints it, and docs/scripts/results.py puts it on a page.
 INPUTS = {
     "convergence_rates": {"0.1", "0.2", "0.7", "0.033", "0.045", "0.001"},  # exponents and constants of the paper
     "covertype_scale": {"5 %"},  # asserted
@@ -223,3 +223,11 @@ def test_results_in_prose_are_found():
 def test_every_public_name_is_in_the_reference():
     documented = set(re.findall(r"^\.\. auto(?:class|function):: (\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
     assert documented == set(numpyro_sgmcmc.__all__)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.parent.glob("*.md")) + sorted(DOCS.rglob("*.md")), ids=str)
+def test_every_link_leads_to_a_file(page):
+    if "_build" not in page.parts and "gallery" not in page.parts:
+        text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)
+        links = re.findall(r"\]\((?!http|mailto)([^)#\s]+)", text)
+        assert not [link for link in links if not (page.parent / link).exists()]

@@ -1,6 +1,6 @@
 """
-One table of everything under test. A row of it buys the tests of ``test_catalogue.py``: runs through MCMC, is traced
-once, keeps dtypes and structure, resumes exactly, pickles.
+The table of all kernels, estimators and row schemes. ``test_catalogue.py`` tests every row: it runs through MCMC, is
+traced once, keeps dtypes and structure, resumes exactly, and can be pickled.
 """
 
 import re

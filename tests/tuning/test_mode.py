@@ -238,7 +238,7 @@ def test_the_descent_of_a_thermostat_uses_each_key_once(model_keys, monkeypatch)
         return normal_like(rng_key, tree)
 
     monkeypatch.setattr(start_module.noise, "normal_like", recorded)
-    monkeypatch.setattr(start_module, "STEPS", 5)
+    monkeypatch.setattr(start_module, "DESCENT_STEPS", 5)
     potential = ModelPotential.of(gaussian, (jnp.asarray(X),), {}, 100)
     descend(potential, {"mu": jnp.zeros(())}, random.key(1), random.key(2))
     jax.effects_barrier()

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SAGA, SGHMC, SGLD, SVRG, ControlVariate, Reshuffled, WithReplacement
-from numpyro_sgmcmc.utils.loop import LARGE, one_kernel_on_one_core, repeat, widest
+from numpyro_sgmcmc.utils.workarounds.loop import LARGE, one_kernel_on_one_core, repeat, widest
 
 pytestmark = [
     pytest.mark.optimised,

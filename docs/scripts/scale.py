@@ -1,8 +1,8 @@
 """
 docs/scale.md: what limits a step, and what a run costs as the data and the number of machines grow.
 
-Run ``python docs/scale.py``; it takes a minute. It measures this machine. The page states the nominal rates of the
-others. All other numbers follow from these by the equations on the page.
+Run ``python docs/scripts/scale.py``; it takes a minute. It measures this machine. The page states the nominal rates of
+the others. All other numbers follow from these by the equations on the page.
 """
 
 import datetime
@@ -23,13 +23,13 @@ import numpyro.distributions as dist
 
 from numpyro_sgmcmc import SGLD, OnDisk, Reshuffled
 
-HERE = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[1]
 ROWS, DIM, BATCH, STEPS = 2_000_000, 20, 1000, 1000
 
 
 def passes_of_the_warm_up():
     """Of plot_out_of_core.py, from results.md."""
-    results = (HERE / "results.md").read_text()
+    results = (DOCS / "results.md").read_text()
     (passes,) = re.findall(r"\| passes over the data by the warm-up \| none \| (\S+) \|", results)
     return float(f"{float(passes):.2g}")
 
@@ -45,8 +45,8 @@ MACHINES = {
 PAGE = """\
 # Scale
 
-Written by [scale.py](scale.py) on {date} (jax {jax}). Measured times are those of two cores; all other rates are
-nominal.
+Written by [scale.py](scripts/scale.py) on {date} (jax {jax}). Measured times are those of two cores; all other rates
+are nominal.
 
 ## What limits a step
 
@@ -229,7 +229,7 @@ def main():
         useful=k * h_most / (2 * inflation),
         saved=float(f"{rows_of(1e9 / BATCH) / (rows_of(k / BATCH) + passes * 1e9):.1g}"),
     )
-    (HERE / "scale.md").write_text(page)
+    (DOCS / "scale.md").write_text(page)
     print(page)
 
 

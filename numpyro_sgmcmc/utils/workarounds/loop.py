@@ -3,7 +3,8 @@ The loop over the steps of a transition.
 
 On a CPU, jax 0.12 compiles a loop without library calls to a single kernel, which runs on a single core. Steps on small
 arrays then take a third of the time, but steps on large arrays do not use the other cores, and XLA has no limit on the
-size. So a loop over large steps gets a library call: it sorts its counter. docs/measurements.md has the times.
+size. So a loop over large steps gets a library call: it sorts its counter.
+docs/maintainers/measurements.md has the times.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.utils import compat
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
-LARGE = 2**14  # numbers in the largest array of a step from which a call is faster: docs/measurements.md
+LARGE = 2**14  # numbers in the largest array of a step from which a call is faster: docs/maintainers/measurements.md
 # Operations whose arrays may be larger than what a step computes
 BRANCHES = ("cond", "while", "scan", "custom_vmap_call")
 IN_PLACE = ("scatter", "dynamic_update_slice")  # only a part of a table is written

@@ -1,5 +1,5 @@
 """
-The tables of docs/bias.md: ``python docs/bias.py`` writes them anew, in a few seconds.
+The tables of docs/bias.md: ``python docs/scripts/bias.py`` writes them anew, in a few seconds.
 
 The target is a normal distribution with standard deviation 1. There a step is a linear map plus noise, and its
 stationary variance is computed exactly from the kernel's own code, without sampling.
@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 
-PAGE = Path(__file__).resolve().parent / "bias.md"
+PAGE = Path(__file__).resolve().parents[1] / "bias.md"
 BATCHES = 100  # N / n, the number of minibatches in the data
 
 

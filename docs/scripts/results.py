@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 import re
 
-HERE = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[1]
 
 
 def with_error(mean, error, digits=2):
@@ -297,7 +297,7 @@ def faults(m):
 
 
 def write_faults(folder):
-    path, page = folder / "diagnostics" / "metrics.json", HERE / "diagnostics.md"
+    path, page = folder / "diagnostics" / "metrics.json", DOCS / "diagnostics.md"
     if path.exists():
         head, _, rest = page.read_text().partition("| fault |")
         _, _, tail = rest.partition("\n\n")
@@ -352,7 +352,7 @@ def section(name, source, rows, folder):
 
 
 def main(args):
-    page = HERE / "results.md"
+    page = DOCS / "results.md"
     written = {name: section(name, *PROGRAMS[name], args.out) for name in args.only or PROGRAMS}
     if args.only:
         head, *old = re.split(r"\n(?=## )", page.read_text())
@@ -373,7 +373,7 @@ def introduction():
     machine = f"{os.cpu_count()} cores, jax {version('jax')}, numpyro {version('numpyro')}"
     return (
         "# Results\n\n"
-        f"The results of `make figures experiments` ({machine}), written by [results.py](results.py). `±` is a "
+        f"The results of `make figures experiments` ({machine}), written by [results.py](scripts/results.py). `±` is a "
         "standard error over seeds, folds or chains. D is the friction or the intensity of the injected noise, as in "
         "the papers; the README calls it γ. Other programs may have run on the machine, so the seconds are upper "
         "bounds. Each program explains what its numbers mean, and what they do not show.\n"

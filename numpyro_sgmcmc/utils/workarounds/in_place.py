@@ -60,11 +60,3 @@ def _add_at(table, units, change):
 @_add_at.def_vmap
 def _(axis_size, in_batched, table, units, change):
     return jax.vmap(_scatter)(*trees.mapped(axis_size, tuple(in_batched), (table, units, change))), True
-
-
-def first_occurrences(units: jax.Array) -> jax.Array:
-    """1 for the first occurrence of each number, 0 for its repetitions."""
-    order = jnp.argsort(units, stable=True)
-    ordered = units[order]
-    new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    return jnp.zeros(units.shape, jnp.uint8).at[order].set(new.astype(jnp.uint8))

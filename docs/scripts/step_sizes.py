@@ -1,7 +1,7 @@
 """
 docs/step_sizes.md: how wide SGLD and SGHMC make the posterior of a logistic regression, by step size and friction.
 
-Run ``python docs/step_sizes.py``; it takes about half an hour on two cores. The rows are simulated: y is 1 with
+Run ``python docs/scripts/step_sizes.py``; it takes about half an hour on two cores. The rows are simulated: y is 1 with
 probability sigmoid(x w), x is standard normal, and so is the prior of w. The chains start in the normal approximation
 at the mode, and the warm-up takes them from there to the stationary law of the kernel.
 """
@@ -27,7 +27,7 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_sgmcmc import SGHMC, SGLD, ControlVariate, Reshuffled, WithoutReplacement
 
-HERE = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[1]
 BATCH = 100
 ROWS = (Reshuffled(), WithoutReplacement())
 CHAINS = 16
@@ -35,7 +35,7 @@ CHAINS = 16
 PAGE = """\
 # Step sizes, measured
 
-Written by [step_sizes.py](step_sizes.py) on {date} (jax {jax}, numpyro {numpyro}).
+Written by [step_sizes.py](scripts/step_sizes.py) on {date} (jax {jax}, numpyro {numpyro}).
 
 A logistic regression with N simulated rows and d coefficients is sampled from minibatches of n = {batch} rows, by
 {chains} chains, or by half as many at a friction of 1. The tables give the standard deviation of the draws over that
@@ -191,5 +191,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.strip().split("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000], help="numbers of rows")
     parser.add_argument("--dims", type=int, nargs="+", default=[3, 20], help="numbers of coefficients")
-    parser.add_argument("--page", type=Path, default=HERE / "step_sizes.md")
+    parser.add_argument("--page", type=Path, default=DOCS / "step_sizes.md")
     main(parser.parse_args())
