@@ -10,7 +10,6 @@ import numpy as np
 
 from numpyro_sgmcmc.contrib.cox_ingersoll_ross import CoxIngersollRoss
 from numpyro_sgmcmc.contrib.simplex import Charts, supports_of_sites
-from numpyro_sgmcmc.contrib.simplex_metrics import check_charts
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.potential.potential import ModelPotential
@@ -128,9 +127,14 @@ class SCIR(SGMCMC):
         model_kwargs: Mapping[str, Any] | None,
     ) -> SGMCMCState:
         potential = self._potential(model_args, model_kwargs)
-        check_charts(potential, "SCIR", "Use SGRLD, or sample it in a block of its own with numpyro.infer.Gibbs.", True)
-        check_rates_fit("rate", self.dynamics.rate, potential.prototype)
         supports = supports_of_sites(potential)
+        other = [name for name, support in supports.items() if support == "other"]
+        if other:
+            raise ValueError(
+                "SCIR needs sites that are positive or on the simplex, as with Gamma and Dirichlet priors; site "
+                f"{other[0]!r} is neither. Use SGRLD, or sample it in a block of its own with numpyro.infer.Gibbs."
+            )
+        check_rates_fit("rate", self.dynamics.rate, potential.prototype)
         totals = {name: s for name, s in potential.prototype.items() if supports[name] == "simplex"}
         totals = {name: jax.ShapeDtypeStruct(s.shape[:-1], s.dtype) for name, s in totals.items()}
         check_rates_fit("counts", self.dynamics.divided, totals)

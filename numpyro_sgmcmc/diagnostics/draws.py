@@ -16,6 +16,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.contrib.tempered import Tempered
+from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains
@@ -23,7 +24,7 @@ from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
-from numpyro_sgmcmc.utils.validation import check_mcmc, checked_count
+from numpyro_sgmcmc.utils.validation import checked_count
 
 TOGETHER = 8  # number of draws at which gradients are evaluated at once
 

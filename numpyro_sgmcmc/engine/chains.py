@@ -19,6 +19,7 @@ from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.engine.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices
 from numpyro_sgmcmc.tuning.search import expected_passes
@@ -26,7 +27,6 @@ from numpyro_sgmcmc.tuning.start import descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Sites
-from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.validation import is_key
 
 

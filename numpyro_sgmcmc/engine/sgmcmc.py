@@ -19,6 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.checks.before_start import (
     check_fits,
+    check_found_fits,
     check_init_params,
     check_init_strategy,
     check_not_mapped,
@@ -39,6 +40,7 @@ from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
@@ -54,7 +56,7 @@ from numpyro_sgmcmc.types import (
     Schedule,
     Sites,
 )
-from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, slow_threads
+from numpyro_sgmcmc.utils.compat import slow_threads
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
@@ -240,7 +242,8 @@ class SGMCMC(MCMCKernel):
             )
         if chain.tuned:
             check_not_mapped(rng_key)
-        check_fits(chain, potential, self._known, self._dense_mass, rng_key.shape[0] if batched else 1)
+            check_found_fits(self._known, self._dense_mass, potential.prototype)
+        check_fits(chain.dynamics, chain.gradient, potential, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential, batched)
             check_init_strategy(chain.init_strategy, potential)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from numpyro_sgmcmc.contrib.simplex_metrics import transforms_of
 from numpyro_sgmcmc.dynamics.metrics import OfPosition
 from numpyro_sgmcmc.dynamics.recipe import Recipe
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
@@ -93,4 +92,7 @@ class SGRLD(SGMCMC):
             init_strategy=init_strategy,
             local=local,
         )
-        object.__setattr__(self, "_transforms", transforms_of(metric))
+
+    @property
+    def _transforms(self) -> Any:  # those of the metric, if it has its own coordinates
+        return getattr(self.dynamics.D.metric, "transforms", None)
