@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,11 @@ import numpy as np
 
 from numpyro_sgmcmc.contrib.cox_ingersoll_ross import CoxIngersollRoss
 from numpyro_sgmcmc.contrib.simplex import Charts, supports_of_sites
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.types import Phase, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.types import Phase, Sites
 from numpyro_sgmcmc.utils.validation import check_rates_fit, checked_rates
 
 TOLERANCE = 1e-3  # relative tolerance for a total count that must not change
@@ -88,35 +89,18 @@ class SCIR(SGMCMC):
 
     _transforms = Charts(log=True, raw=True)
 
+    missing_step_size = ". Give one in units of the relaxation time of theta, for example 0.1."
+
     def __init__(
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
         rate: Mapping[str, Any] | None = None,
         counts: Mapping[str, Any] | None = None,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
-        rows: RowScheme | None = None,
-        init_strategy: Any = None,
-        local: Any = None,
+        **options: Unpack[KernelOptions],
     ):
-        if step_size is None:
-            raise ValueError(
-                "step_size= is missing. Give one in units of the relaxation time of theta, for example 0.1."
-            )
-        super().__init__(
-            model,
-            CoxIngersollRoss(checked_rates("rate", rate), checked_rates("counts", counts)),
-            "exact",
-            None,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-            local=local,
-        )
+        dynamics = CoxIngersollRoss(checked_rates("rate", rate), checked_rates("counts", counts))
+        super().__init__(model, dynamics, "exact", **options)
 
     def init(
         self,

@@ -1,11 +1,10 @@
 """The stochastic Barker proposal: :mod:`~numpyro_sgmcmc.contrib.barker` from minibatches."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from numpyro_sgmcmc.contrib.barker import Barker
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass
 
 
@@ -59,31 +58,16 @@ class SGBarker(SGMCMC):
         True
     """
 
+    missing_step_size = (
+        ". Give half the square of a jump, for example a tenth of the posterior variance, or use SGLD or SGHMC, whose "
+        "warm-up chooses it."
+    )
+
     def __init__(
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme | None = None,
         inverse_mass_matrix: Any = None,
-        init_strategy: Any = None,
+        **options: Unpack[KernelOptions],
     ):
-        if step_size is None or getattr(step_size, "relative", False):
-            raise ValueError(
-                "step_size= is missing. Give half the square of a jump, for example a tenth of the posterior variance, "
-                "or use SGLD or SGHMC, whose warm-up chooses it."
-            )
-        super().__init__(
-            model,
-            Barker(checked_inverse_mass(inverse_mass_matrix)),
-            "euler",
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-        )
+        super().__init__(model, Barker(checked_inverse_mass(inverse_mass_matrix)), "euler", **options)

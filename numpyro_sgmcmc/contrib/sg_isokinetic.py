@@ -1,13 +1,12 @@
 """Isokinetic SG-MCMC: :mod:`~numpyro_sgmcmc.contrib.isokinetic` from minibatches. Experimental."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from numpyro_sgmcmc.contrib.isokinetic import Isokinetic
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 
@@ -66,38 +65,25 @@ class SGIsokinetic(SGMCMC):
         True
     """
 
+    missing_step_size = ". Give one, or use SGHMC, whose warm-up chooses it."
+
     def __init__(
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
         friction: float = 1.0,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str = "ABOBA",
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme = WithoutReplacement(),
         inverse_mass_matrix: Any = None,
-        init_strategy: Any = None,
+        **options: Unpack[KernelOptions],
     ):
-        if step_size is None or getattr(step_size, "relative", False):
-            raise ValueError("step_size= is missing. Give one, or use SGHMC, whose warm-up chooses it.")
         dynamics = Isokinetic(checked_rate("friction", friction))
         if isinstance(inverse_mass_matrix, str) and inverse_mass_matrix == "noise":
             dynamics = replace(dynamics, by_noise=True)
         else:
             dynamics = replace(dynamics, inverse_mass_matrix=checked_inverse_mass(inverse_mass_matrix))
-        super().__init__(
-            model,
-            dynamics,
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-        )
+        if options.get("rows") is None:
+            options["rows"] = WithoutReplacement()
+        super().__init__(model, dynamics, integrator, **options)
 
     @property
     def friction(self) -> float:

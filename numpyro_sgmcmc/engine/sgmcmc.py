@@ -36,6 +36,7 @@ from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energ
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.chains import Chains, chain_for
+from numpyro_sgmcmc.engine.options import check_options, listed_options
 from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.local.models import keeps_values, with_local
@@ -119,6 +120,7 @@ class SGMCMC(MCMCKernel):
 
     sample_field = "z"  # pyright: ignore[reportAssignmentType]
     default_fields = ("z", "diverging", "step_size", "monitor")  # pyright: ignore[reportAssignmentType]
+    missing_step_size = ""  # in kernels whose warm-up cannot choose a step size: what to give
     _frozen = False
     _transforms: Transforms | None = None  # transforms of the sites; None: those of NumPyro
 
@@ -137,7 +139,9 @@ class SGMCMC(MCMCKernel):
         dense_mass: bool | Sequence[tuple[str, ...]] = True,
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
+        **unknown: Any,
     ):
+        check_options(type(self), unknown, step_size, self.missing_step_size)
         self._users_model = checked_model(model)
         self._model = with_local(model, local)
         kept = keeps_values(self._model)
@@ -150,6 +154,9 @@ class SGMCMC(MCMCKernel):
             self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
         self._bar = Bar()
         self._frozen = True
+
+    def __init_subclass__(cls) -> None:
+        cls.__signature__ = listed_options(cls, cls.__mro__[1])  # pyright: ignore[reportAttributeAccessIssue]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._frozen:
