@@ -20,8 +20,8 @@ from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.tuning.coordinates import raveled
-from numpyro_sgmcmc.tuning.schedules import Constant
 from numpyro_sgmcmc.types import Plate
 
 

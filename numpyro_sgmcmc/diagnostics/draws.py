@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.contrib.tempered import Tempered
 from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, stream
@@ -72,21 +71,21 @@ def checked_run(mcmc: Any, caller: str, tempered: bool = True) -> tuple[SGMCMC, 
     :raises ValueError: if there was no run yet.
     """
     check_mcmc(mcmc, caller)
-    if isinstance(mcmc.sampler, Tempered) and not tempered:
+    if hasattr(mcmc.sampler, "temperatures") and not tempered:
         raise TypeError(
             f"{caller} continues single chains, but those of Tempered exchange their temperatures, so it would test "
             "other chains. Use summary or kernel_stein_discrepancy, or compare two runs."
         )
-    if not isinstance(mcmc.sampler, (SGMCMC, Tempered)):
+    if not (isinstance(mcmc.sampler, SGMCMC) or hasattr(mcmc.sampler, "temperatures")):
         raise TypeError(
             f"{caller} needs a run with a kernel of numpyro_sgmcmc, not {type(mcmc.sampler).__name__}. For a block of "
             "numpyro.infer.Gibbs see mcmc.last_state.block_states; for other kernels use ArviZ."
         )
     check_draws(mcmc, caller)
-    state: Any = mcmc.last_state
-    if isinstance(mcmc.sampler, Tempered):
-        return mcmc.sampler.kernel, state.cold
-    return mcmc.sampler, state
+    sampler, state = mcmc.sampler, mcmc.last_state
+    if hasattr(sampler, "temperatures"):
+        return sampler.kernel, state.cold
+    return sampler, state
 
 
 def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
@@ -104,7 +103,7 @@ def explored(mcmc: MCMC) -> np.ndarray:
     :raises ValueError: if the numbers of the steps were not collected, or if all draws are.
     """
     fields = mcmc.get_extra_fields(group_by_chain=True)
-    tempered = isinstance(mcmc.sampler, Tempered)
+    tempered = hasattr(mcmc.sampler, "temperatures")
     schedule: Any = getattr(mcmc.sampler.kernel if tempered else mcmc.sampler, "schedule", None)
     shape = np.shape(fields["step_size"])[:2]
     if not getattr(schedule, "exploration", 0):

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.contrib.tempered import Tempered
 from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.predicted_sites import PredictedSites
 from numpyro_sgmcmc.diagnostics.weights import weights
@@ -122,7 +121,7 @@ def _draws_of(draws: Any) -> tuple[Any, dict[str, jax.Array], np.ndarray]:
         check_draws(draws, "predict")
         values = draws.get_samples()
         count = len(jax.tree.leaves(values)[0])
-        ours = isinstance(draws.sampler, (SGMCMC, Tempered))
+        ours = isinstance(draws.sampler, SGMCMC) or hasattr(draws.sampler, "temperatures")
         return draws.sampler.model, values, count * weights(draws) if ours else np.ones(count)
     if isinstance(draws, tuple) and len(draws) == 2 and callable(draws[0]) and isinstance(draws[1], Mapping):
         model, values = draws

@@ -25,7 +25,7 @@ from numpyro_sgmcmc import (
     SGBarker,
     WithoutReplacement,
 )
-from numpyro_sgmcmc.contrib.sg_isokinetic import SGIsokinetic
+from numpyro_sgmcmc.contrib.isokinetic import SGIsokinetic
 from numpyro_sgmcmc.engine.options import KernelOptions
 
 KERNELS = (SGLD, SGHMC, SGNHT, MSGNHT, PSGLD, AdaptiveSGHMC, SGRLD, SGRHMC, SGBarker, SGIsokinetic, SCIR)

@@ -27,7 +27,7 @@ def imports_of(path):
 
 
 def room_of(module):
-    return module.split(".")[1]
+    return (module + ".").split(".")[1]
 
 
 @pytest.mark.parametrize("room", ROOMS)
