@@ -93,7 +93,7 @@ def check_public_names(app, env):
     """Every public name has a docstring and an entry in the reference."""
     documented = env.get_domain("py").objects
     warn = logging.getLogger(__name__).warning
-    for name in numpyro_sgmcmc.__all__:
+    for name in (each for each in dir(numpyro_sgmcmc) if callable(getattr(numpyro_sgmcmc, each))):
         if f"numpyro_sgmcmc.{name}" not in documented:
             warn("numpyro_sgmcmc.%s is public and not in the reference: add it to docs/api.md", name)
         if not inspect.getdoc(getattr(numpyro_sgmcmc, name)):

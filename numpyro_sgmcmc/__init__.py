@@ -1,108 +1,72 @@
-"""Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, batch_size=...))``."""
+"""
+Stochastic-gradient MCMC for NumPyro: ``MCMC(SGHMC(model, batch_size=...))``.
 
-from numpyro_sgmcmc.contrib.correction import corrected
-from numpyro_sgmcmc.contrib.linearity import score_linearity
-from numpyro_sgmcmc.contrib.scir import SCIR
-from numpyro_sgmcmc.contrib.sg_barker import SGBarker
-from numpyro_sgmcmc.contrib.simplex_metrics import ExpandedMean, Natural
-from numpyro_sgmcmc.contrib.tempered import Tempered
-from numpyro_sgmcmc.data.on_disk import OnDisk
-from numpyro_sgmcmc.data.sharded import ShardedRows, shard_rows
-from numpyro_sgmcmc.diagnostics.comparison import compare
-from numpyro_sgmcmc.diagnostics.coupling import couple
-from numpyro_sgmcmc.diagnostics.gradient_noise import GradientNoise, gradient_noise
-from numpyro_sgmcmc.diagnostics.predict import Predictions, predict
-from numpyro_sgmcmc.diagnostics.stein import kernel_stein_discrepancy
-from numpyro_sgmcmc.diagnostics.step_halving import step_halving
-from numpyro_sgmcmc.diagnostics.summary import summary
-from numpyro_sgmcmc.diagnostics.to_arviz import to_arviz
-from numpyro_sgmcmc.diagnostics.weights import resample, weighted_summary, weights
-from numpyro_sgmcmc.dynamics.matrices import LinearMap
-from numpyro_sgmcmc.dynamics.metrics import Energy, Fisher
-from numpyro_sgmcmc.dynamics.recipe import Recipe
-from numpyro_sgmcmc.dynamics.splitting import Splitting
-from numpyro_sgmcmc.engine.settings import settings
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import SGMCMCState
-from numpyro_sgmcmc.gradients.control_variate import ControlVariate
-from numpyro_sgmcmc.gradients.minibatch import Minibatch
-from numpyro_sgmcmc.gradients.saga import SAGA
-from numpyro_sgmcmc.gradients.svrg import SVRG
-from numpyro_sgmcmc.kernels.adaptive_sghmc import AdaptiveSGHMC
-from numpyro_sgmcmc.kernels.psgld import PSGLD
-from numpyro_sgmcmc.kernels.sghmc import SGHMC
-from numpyro_sgmcmc.kernels.sgld import SGLD
-from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
-from numpyro_sgmcmc.kernels.sgrhmc import SGRHMC
-from numpyro_sgmcmc.kernels.sgrld import SGRLD
-from numpyro_sgmcmc.local.function import LocalFunction
-from numpyro_sgmcmc.local.moves import LocalGibbs, LocalHMC, LocalLangevin
-from numpyro_sgmcmc.rows.schemes import Reshuffled, Sharded, WithoutReplacement, WithReplacement, shuffle_rows
-from numpyro_sgmcmc.runs.checkpointed import Checkpointed
-from numpyro_sgmcmc.tuning.mode import find_mode
-from numpyro_sgmcmc.tuning.schedules import Constant, Cyclical, Piecewise, Polynomial
-from numpyro_sgmcmc.tuning.warm_start import warm_start
+The names that most users need are here. The others are in the namespaces of their subjects: ``schedules``,
+``gradients``, ``rows``, ``dynamics``, ``local``, ``data``, ``diagnostics`` and ``contrib``. All of their names can be
+imported from here as well. What a run does not need is loaded when it is first used.
+"""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from numpyro_sgmcmc.engine import SGMCMC
+from numpyro_sgmcmc.kernels import MSGNHT, PSGLD, SGHMC, SGLD, SGNHT, SGRHMC, SGRLD, AdaptiveSGHMC
+
+if TYPE_CHECKING:
+    from numpyro_sgmcmc import contrib, data, diagnostics, dynamics, gradients, local, rows, schedules
+    from numpyro_sgmcmc.data import OnDisk, shard_rows
+    from numpyro_sgmcmc.diagnostics import compare, couple, predict, step_halving, summary, to_arviz
+    from numpyro_sgmcmc.engine import settings
+    from numpyro_sgmcmc.runs import Checkpointed
+    from numpyro_sgmcmc.tuning import find_mode, warm_start
+
+__version__ = "0.2.0"
 
 __all__ = [
+    "AdaptiveSGHMC",
+    "Checkpointed",
     "MSGNHT",
+    "OnDisk",
     "PSGLD",
-    "SAGA",
-    "SCIR",
-    "SGBarker",
-    "Tempered",
     "SGHMC",
     "SGLD",
     "SGMCMC",
     "SGNHT",
     "SGRHMC",
     "SGRLD",
-    "SVRG",
-    "AdaptiveSGHMC",
-    "Checkpointed",
-    "Constant",
-    "ControlVariate",
-    "Cyclical",
-    "Energy",
-    "ExpandedMean",
-    "Fisher",
-    "GradientNoise",
-    "LinearMap",
-    "LocalFunction",
-    "LocalGibbs",
-    "LocalHMC",
-    "LocalLangevin",
-    "Minibatch",
-    "Natural",
-    "OnDisk",
-    "Piecewise",
-    "Polynomial",
-    "Predictions",
-    "Recipe",
-    "Reshuffled",
-    "SGMCMCState",
-    "Sharded",
-    "ShardedRows",
-    "Splitting",
-    "WithReplacement",
-    "WithoutReplacement",
     "compare",
-    "corrected",
+    "contrib",
     "couple",
+    "data",
+    "diagnostics",
+    "dynamics",
     "find_mode",
-    "gradient_noise",
-    "kernel_stein_discrepancy",
+    "gradients",
+    "local",
     "predict",
-    "resample",
-    "score_linearity",
+    "rows",
+    "schedules",
     "settings",
     "shard_rows",
-    "shuffle_rows",
     "step_halving",
     "summary",
     "to_arviz",
     "warm_start",
-    "weighted_summary",
-    "weights",
 ]
+
+_NAMESPACES = "engine schedules rows gradients dynamics local data tuning runs diagnostics contrib".split()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMESPACES:
+        return import_module(f"{__name__}.{name}")
+    for namespace in _NAMESPACES if not name.startswith("_") else ():
+        module = import_module(f"{__name__}.{namespace}")
+        if name in module.__all__:
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    rooms = [import_module(f"{__name__}.{namespace}") for namespace in _NAMESPACES]
+    return sorted({"__version__", *__all__, *_NAMESPACES, *(name for room in rooms for name in room.__all__)})

@@ -14,14 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_value
 
-from numpyro_sgmcmc.engine.chain import Chain
-from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import independent_rows, is_contiguous
 from numpyro_sgmcmc.tuning.coordinates import blocks_of
-from numpyro_sgmcmc.types import RowScheme, Sites
+from numpyro_sgmcmc.types import Dynamics, GradientEstimator, RowScheme, Sites
 from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
 
@@ -69,10 +67,12 @@ def check_not_mapped(rng_key: Any) -> None:
         )
 
 
-def check_found_fits(known: Any, prototype: Mapping[str, Any]) -> None:
+def check_found_fits(known: Any, dense_mass: Any, prototype: Mapping[str, Any]) -> None:
     """
-    :raises ValueError: for settings of another model, or too many coordinates.
+    :param known: coordinates and curvature of another run, or None.
+    :raises ValueError: for settings of another model, blocks of sites that it does not have, or too many coordinates.
     """
+    blocks_of(prototype, dense_mass)  # checks the names
     d = sum(site.size for site in prototype.values())
     if known is not None and known[0].center.size != d:
         raise ValueError(
@@ -86,22 +86,18 @@ def check_found_fits(known: Any, prototype: Mapping[str, Any]) -> None:
         )
 
 
-def check_fits(chain: Chain, potential: ModelPotential, known: Any, dense_mass: Any, num_chains: int) -> None:
+def check_fits(dynamics: Dynamics, gradient: GradientEstimator, potential: ModelPotential, num_chains: int) -> None:
     """
-    :param known: coordinates and curvature of another run, or None.
-    :raises ValueError: for parts of a kernel, or settings of another run, that do not fit the model.
+    :raises ValueError: for parts of a kernel that do not fit the model.
     """
     prototype = potential.prototype
-    if chain.tuned:
-        check_found_fits(known, prototype)
-        blocks_of(prototype, dense_mass)  # checks the names
-    inverse_mass = getattr(chain.dynamics, "inverse_mass_matrix", None)
+    inverse_mass = getattr(dynamics, "inverse_mass_matrix", None)
     if isinstance(inverse_mass, Mapping):
         check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
-    skew = getattr(chain.dynamics, "skew", None)
+    skew = getattr(dynamics, "skew", None)
     if skew is not None:
         skew.check(prototype)
-    chain.gradient.check(potential, num_chains)
+    gradient.check(potential, num_chains)
 
 
 def check_init_params(init_params: Any, potential: ModelPotential, batched: bool) -> None:
@@ -144,7 +140,7 @@ def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelP
         )
 
 
-def check_resumed(state: SGMCMCState, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
     """
     :raises ValueError: for a state of another model, or of chains that were not vectorized and now are.
     """

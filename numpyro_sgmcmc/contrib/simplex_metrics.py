@@ -78,21 +78,3 @@ class Natural:
 def _by_site(potential, metric):
     supports = supports_of_sites(potential)
     return lambda z: {name: metric(x) if supports[name] != "other" else jnp.ones_like(x) for name, x in z.items()}
-
-
-def transforms_of(metric: Any) -> Any:
-    """The transforms that a metric needs; None: those of NumPyro."""
-    return getattr(metric, "transforms", None)
-
-
-def check_charts(potential: ModelPotential, what: str, way_out: str, all_of_them: bool) -> None:
-    """
-    :raises ValueError: if a site is neither positive nor on the simplex; if not ``all_of_them``, if all sites are not.
-    """
-    supports = supports_of_sites(potential)
-    other = [name for name, support in supports.items() if support == "other"]
-    if len(other) == len(supports) or (all_of_them and other):
-        raise ValueError(
-            f"{what} needs sites that are positive or on the simplex, as with Gamma and Dirichlet priors; site "
-            f"{other[0]!r} is neither. {way_out}"
-        )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 
 
-class TemperedState(NamedTuple):
+class TemperedGradientState(NamedTuple):
     """
     - **beta** - 1 / T, shape ``()``.
     - **inner** - state of the estimator of U.
@@ -33,20 +33,20 @@ class TemperedGradient(GradientEstimator):
     def check(self, potential: Potential, chains: int) -> None:
         self.of.check(potential, chains)
 
-    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> TemperedState:
+    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> TemperedGradientState:
         beta = jnp.ones((), jnp.result_type(*jax.tree.leaves(z)))
-        return TemperedState(beta, self.of.start(potential, z, rng_key))
+        return TemperedGradientState(beta, self.of.start(potential, z, rng_key))
 
     def begin_step(
-        self, potential: Potential, z: Sites, gradient_state: TemperedState, i: jax.Array, rng_key: jax.Array
-    ) -> TemperedState:
+        self, potential: Potential, z: Sites, gradient_state: TemperedGradientState, i: jax.Array, rng_key: jax.Array
+    ) -> TemperedGradientState:
         return gradient_state._replace(inner=self.of.begin_step(potential, z, gradient_state.inner, i, rng_key))
 
     def evaluate(
-        self, potential: Potential, z: Sites, rows: Rows, gradient_state: TemperedState, rng_key: jax.Array
+        self, potential: Potential, z: Sites, rows: Rows, gradient_state: TemperedGradientState, rng_key: jax.Array
     ) -> Evaluation:
         of_u = self.of.evaluate(potential, z, rows, gradient_state.inner, rng_key)
         return of_u._replace(gradient=jax.tree.map(lambda g: gradient_state.beta * g, of_u.gradient))
 
-    def commit(self, gradient_state: TemperedState, update: Any, accepted: jax.Array) -> TemperedState:
+    def commit(self, gradient_state: TemperedGradientState, update: Any, accepted: jax.Array) -> TemperedGradientState:
         return gradient_state._replace(inner=self.of.commit(gradient_state.inner, update, accepted))

@@ -16,8 +16,8 @@ import numpy as np
 from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.tuning.coordinates import raveled
-from numpyro_sgmcmc.tuning.schedules import Constant
 
 
 def with_changes(run: Run, *, step: float = 1.0, longer: int = 1, batch: int = 1) -> tuple[SGMCMC, list[SGMCMCState]]:

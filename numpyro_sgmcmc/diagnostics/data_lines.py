@@ -15,7 +15,7 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, identities
 from numpyro_sgmcmc.diagnostics.table import Line
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.tuning.schedules import Constant
+from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
 from numpyro_sgmcmc.utils.significance import ORDER, VARIANCE, graded
 

@@ -7,7 +7,8 @@ from jax import lax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.utils.validation import check_mcmc, checked_count
+from numpyro_sgmcmc.engine.settings import check_mcmc
+from numpyro_sgmcmc.utils.validation import checked_count
 
 TOGETHER = 8  # number of draws at which gradients are evaluated at once
 

@@ -20,6 +20,7 @@ from numpyro_sgmcmc.data.argument_checks import not_an_array
 from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, thinned
+from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.state import PROBE, Marks, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains
 from numpyro_sgmcmc.local.models import keeps_values
@@ -27,7 +28,6 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.coordinates import Identity, raveled
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
-from numpyro_sgmcmc.utils.validation import check_mcmc
 
 
 class Draws(NamedTuple):

@@ -27,7 +27,7 @@ from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
 from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
 from numpyro_sgmcmc.diagnostics.table import Line, Summary, plain
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.tuning.schedules import Constant
+from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count

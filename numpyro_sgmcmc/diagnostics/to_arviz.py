@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.contrib.correction import Corrected
 from numpyro_sgmcmc.diagnostics.log_likelihood import log_likelihood_of
 from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws
 from numpyro_sgmcmc.diagnostics.summary import summary
@@ -31,7 +30,7 @@ def to_arviz(
     mcmc: MCMC,
     *model_args: Any,
     log_likelihood: bool | int = False,
-    correction: Corrected | None = None,
+    correction: Any = None,
     seed: int = 0,
     **model_kwargs: Any,
 ) -> Any:
@@ -93,7 +92,7 @@ def to_arviz(
         "verdicts": json.dumps({key: line.verdict for key, line in found.lines.items() if line.verdict}),
     }
     if correction is not None:
-        if not isinstance(correction, Corrected):
+        if not hasattr(correction, "done"):
             raise TypeError(f"correction= must be the result of corrected(mcmc, ...), not {type(correction).__name__}.")
         attributes["correction"] = correction.done
     posterior = _dataset(idata, "posterior")

@@ -134,15 +134,16 @@ class Preconditioned(Dynamics):
         return phase._replace(momentum=momentum, auxiliary=own)
 
 
-def preconditioned(base: Any, memory: float, damping: float, step_size: Any) -> Preconditioned:
+STEP_SIZE_IS_GIVEN = (
+    ": the warm-up estimates the preconditioner, not the step size. Give one, or use SGLD or SGHMC, whose warm-up "
+    "chooses coordinates and step size."
+)
+
+
+def preconditioned(base: Any, memory: float, damping: float) -> Preconditioned:
     """
-    :raises ValueError: if an argument is wrong or missing; the message names it.
+    :raises ValueError: if an argument is wrong; the message names it.
     """
-    if step_size is None or getattr(step_size, "relative", False):
-        raise ValueError(
-            "step_size= is missing: the warm-up estimates the preconditioner, not the step size. Give one, or use SGLD "
-            "or SGHMC, whose warm-up chooses coordinates and step size."
-        )
     if not (isinstance(memory, (int, float)) and 0 <= memory < 1):
         raise ValueError(f"memory={memory!r} must be a number in [0, 1): 0.99 averages over 100 steps.")
     if not (isinstance(damping, (int, float)) and math.isfinite(damping) and damping > 0):

@@ -32,8 +32,8 @@ from numpyro_sgmcmc.engine.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import squared_step
 from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
+from numpyro_sgmcmc.schedules import Constant, schedule_index
 from numpyro_sgmcmc.tuning.coordinates import in_x, raveled, sites_at
-from numpyro_sgmcmc.tuning.schedules import Constant, schedule_index
 from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.types import (

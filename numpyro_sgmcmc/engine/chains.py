@@ -21,6 +21,7 @@ from numpyro_sgmcmc.engine.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.model.centering import fitted
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous
 from numpyro_sgmcmc.tuning.data_share import PROBES, shares_of_data
@@ -29,7 +30,6 @@ from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, descents_of, pass
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.types import Sites
-from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.utils.validation import is_key
 
 ROUNDS = 2  # of the choice of a centring

@@ -10,7 +10,7 @@ from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
-from numpyro_sgmcmc.tuning.schedules import as_schedule
+from numpyro_sgmcmc.schedules import as_schedule
 from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, RowScheme, Schedule, Thermostatted
 
 

@@ -11,7 +11,14 @@ from numpyro_sgmcmc.report.run_doubts import doubts, verdict
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
-from numpyro_sgmcmc.utils.validation import check_mcmc
+
+
+def check_mcmc(mcmc: Any, caller: str) -> None:
+    """
+    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
+    """
+    if not isinstance(mcmc, MCMC):
+        raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
 
 
 def settings(mcmc: MCMC) -> dict[str, Any]:

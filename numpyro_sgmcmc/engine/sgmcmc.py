@@ -19,6 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.checks.before_start import (
     check_fits,
+    check_found_fits,
     check_init_params,
     check_init_strategy,
     check_not_mapped,
@@ -35,11 +36,13 @@ from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energ
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.chains import Chains, chain_for
+from numpyro_sgmcmc.engine.options import check_options, listed_options
 from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.centering import checked_centering
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
@@ -55,7 +58,7 @@ from numpyro_sgmcmc.types import (
     Schedule,
     Sites,
 )
-from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, slow_threads
+from numpyro_sgmcmc.utils.compat import slow_threads
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
@@ -122,6 +125,7 @@ class SGMCMC(MCMCKernel):
 
     sample_field = "z"  # pyright: ignore[reportAssignmentType]
     default_fields = ("z", "diverging", "step_size", "monitor")  # pyright: ignore[reportAssignmentType]
+    missing_step_size = ""  # in kernels whose warm-up cannot choose a step size: what to give
     _frozen = False
     _transforms: Transforms | None = None  # transforms of the sites; None: those of NumPyro
 
@@ -141,7 +145,9 @@ class SGMCMC(MCMCKernel):
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
         centering: Any = None,
+        **unknown: Any,
     ):
+        check_options(type(self), unknown, step_size, self.missing_step_size)
         self._users_model = checked_model(model)
         self._model = with_local(model, local)
         kept = keeps_values(self._model)
@@ -155,6 +161,9 @@ class SGMCMC(MCMCKernel):
             self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
         self._bar = Bar()
         self._frozen = True
+
+    def __init_subclass__(cls) -> None:
+        cls.__signature__ = listed_options(cls, cls.__mro__[1])  # pyright: ignore[reportAttributeAccessIssue]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._frozen:
@@ -267,7 +276,8 @@ class SGMCMC(MCMCKernel):
             )
         if chain.tuned:
             check_not_mapped(rng_key)
-        check_fits(chain, potential, self._known, self._dense_mass, rng_key.shape[0] if batched else 1)
+            check_found_fits(self._known, self._dense_mass, potential.prototype)
+        check_fits(chain.dynamics, chain.gradient, potential, rng_key.shape[0] if batched else 1)
         if GIBBS_SITES_KWARG not in potential.kwargs:
             check_init_params(init_params, potential, batched)
             check_init_strategy(chain.init_strategy, potential)

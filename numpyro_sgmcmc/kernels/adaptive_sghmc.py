@@ -1,12 +1,11 @@
 """Adaptive SGHMC: :mod:`~numpyro_sgmcmc.dynamics.underdamped` with a mass estimated in the warm-up."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
-from numpyro_sgmcmc.dynamics.preconditioned import preconditioned
+from numpyro_sgmcmc.dynamics.preconditioned import STEP_SIZE_IS_GIVEN, preconditioned
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_rate
 
 
@@ -60,33 +59,20 @@ class AdaptiveSGHMC(SGMCMC):
         True
     """
 
+    missing_step_size = STEP_SIZE_IS_GIVEN
+
     def __init__(
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
         friction: float = 1.0,
         memory: float = 0.99,
         damping: float = 1e-5,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str = "ABOBA",
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme | None = None,
-        init_strategy: Any = None,
+        **options: Unpack[KernelOptions],
     ):
-        base = Underdamped(checked_rate("friction", friction))
-        super().__init__(
-            model,
-            preconditioned(base, memory, damping, step_size),
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-        )
+        dynamics = preconditioned(Underdamped(checked_rate("friction", friction)), memory, damping)
+        super().__init__(model, dynamics, integrator, **options)
 
     @property
     def friction(self) -> float:

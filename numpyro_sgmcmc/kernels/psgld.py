@@ -1,13 +1,11 @@
 """Preconditioned SGLD: :mod:`~numpyro_sgmcmc.dynamics.overdamped` with a mass estimated in the warm-up."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
-from numpyro_sgmcmc.dynamics.preconditioned import preconditioned
+from numpyro_sgmcmc.dynamics.preconditioned import STEP_SIZE_IS_GIVEN, preconditioned
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.rows.schemes import Reshuffled
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 
 
 class PSGLD(SGMCMC):
@@ -61,28 +59,15 @@ class PSGLD(SGMCMC):
         ()
     """
 
+    missing_step_size = STEP_SIZE_IS_GIVEN
+
     def __init__(
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
         memory: float = 0.99,
         damping: float = 1e-5,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str = "euler",
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme = Reshuffled(),
-        init_strategy: Any = None,
+        **options: Unpack[KernelOptions],
     ):
-        super().__init__(
-            model,
-            preconditioned(Overdamped(), memory, damping, step_size),
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-        )
+        super().__init__(model, preconditioned(Overdamped(), memory, damping), integrator, **options)

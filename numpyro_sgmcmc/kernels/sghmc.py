@@ -1,12 +1,11 @@
 """Stochastic gradient Hamiltonian Monte Carlo: :mod:`~numpyro_sgmcmc.dynamics.underdamped` from minibatches."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from numpyro_sgmcmc.dynamics.skew import checked_skew
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 
@@ -71,45 +70,22 @@ class SGHMC(SGMCMC):
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
         friction: float = 1.0,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str | None = None,
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme | None = None,
         inverse_mass_matrix: Any = None,
         skew: Any = None,
-        init_strategy: Any = None,
-        dense_mass: bool | Sequence[tuple[str, ...]] = True,
-        settings: Mapping[str, Any] | None = None,
-        local: Any = None,
-        centering: Any = None,
+        **options: Unpack[KernelOptions],
     ):
-        inverse_mass = checked_inverse_mass(inverse_mass_matrix)
+        step_size, inverse_mass = options.get("step_size"), checked_inverse_mass(inverse_mass_matrix)
         dynamics = Underdamped(
             checked_rate("friction", friction), inverse_mass, checked_skew(skew, inverse_mass, step_size)
         )
         if integrator is None:
             if step_size is None:
-                integrator = "BAGAB" if rows is None else "BAOAB"
+                integrator = "BAGAB" if options.get("rows") is None else "BAOAB"
             else:
                 integrator = "ABOBA" if skew is None else "RABOBAR"
-        super().__init__(
-            model,
-            dynamics,
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-            dense_mass=dense_mass,
-            settings=settings,
-            local=local,
-            centering=centering,
-        )
+        super().__init__(model, dynamics, integrator, **options)
 
     @property
     def friction(self) -> float:

@@ -1,13 +1,11 @@
 """Stochastic gradient Langevin dynamics: :mod:`~numpyro_sgmcmc.dynamics.overdamped` from minibatches."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
 from numpyro_sgmcmc.dynamics.skew import checked_skew
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.rows.schemes import Reshuffled
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass
 
 
@@ -58,34 +56,11 @@ class SGLD(SGMCMC):
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str = "euler",
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme = Reshuffled(),
         inverse_mass_matrix: Any = None,
         skew: Any = None,
-        init_strategy: Any = None,
-        dense_mass: bool | Sequence[tuple[str, ...]] = True,
-        settings: Mapping[str, Any] | None = None,
-        local: Any = None,
-        centering: Any = None,
+        **options: Unpack[KernelOptions],
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
-        dynamics = Overdamped(inverse_mass, checked_skew(skew, inverse_mass, step_size))
-        super().__init__(
-            model,
-            dynamics,
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-            dense_mass=dense_mass,
-            settings=settings,
-            local=local,
-            centering=centering,
-        )
+        dynamics = Overdamped(inverse_mass, checked_skew(skew, inverse_mass, options.get("step_size")))
+        super().__init__(model, dynamics, integrator, **options)

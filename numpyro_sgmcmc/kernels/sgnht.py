@@ -1,13 +1,12 @@
 """Stochastic gradient Nosé-Hoover thermostats: :mod:`~numpyro_sgmcmc.dynamics.nose_hoover` from minibatches."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.skew import checked_skew
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 
@@ -68,45 +67,24 @@ class SGNHT(SGMCMC):
         self,
         model: Any,
         *,
-        step_size: float | Schedule | None = None,
         diffusion: float = 1.0,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str | None = None,
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme = WithoutReplacement(),
         inverse_mass_matrix: Any = None,
         skew: Any = None,
-        init_strategy: Any = None,
-        dense_mass: bool | Sequence[tuple[str, ...]] = True,
-        settings: Mapping[str, Any] | None = None,
-        local: Any = None,
-        centering: Any = None,
+        **options: Unpack[KernelOptions],
     ):
         inverse_mass = checked_inverse_mass(inverse_mass_matrix)
         dynamics = NoseHoover(
             checked_rate("diffusion", diffusion),
             inverse_mass,
-            checked_skew(skew, inverse_mass, step_size),
+            checked_skew(skew, inverse_mass, options.get("step_size")),
             self.elementwise,
         )
         if integrator is None:
             integrator = "ADBOBDA" if skew is None else "RADBOBDAR"
-        super().__init__(
-            model,
-            dynamics,
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-            dense_mass=dense_mass,
-            settings=settings,
-            local=local,
-            centering=centering,
-        )
+        if options.get("rows") is None:
+            options["rows"] = WithoutReplacement()
+        super().__init__(model, dynamics, integrator, **options)
 
     @property
     def diffusion(self) -> float:

@@ -1,12 +1,11 @@
 """Stochastic gradient Riemannian HMC: :mod:`~numpyro_sgmcmc.dynamics.recipe` with a metric between z and momentum."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from numpyro_sgmcmc.dynamics.metrics import OfPosition
 from numpyro_sgmcmc.dynamics.recipe import Recipe
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_metric, checked_rate
 
 
@@ -69,18 +68,11 @@ class SGRHMC(SGMCMC):
         model: Any,
         *,
         metric: Any,
-        step_size: float | Schedule | None = None,
         friction: float = 1.0,
         gradient_noise: Any = None,
         exact: bool | None = None,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str = "euler",
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme | None = None,
-        init_strategy: Any = None,
-        local: Any = None,
-        centering: Any = None,
+        **options: Unpack[KernelOptions],
     ):
         metric, friction = checked_metric(metric), checked_rate("friction", friction)
         dynamics = Recipe(
@@ -90,16 +82,4 @@ class SGRHMC(SGMCMC):
             exact=exact,
             gradient_noise=gradient_noise,
         )
-        super().__init__(
-            model,
-            dynamics,
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-            local=local,
-            centering=centering,
-        )
+        super().__init__(model, dynamics, integrator, **options)

@@ -1,13 +1,11 @@
 """Stochastic gradient Riemannian Langevin dynamics: :mod:`~numpyro_sgmcmc.dynamics.recipe` with a metric for D."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
-from numpyro_sgmcmc.contrib.simplex_metrics import transforms_of
 from numpyro_sgmcmc.dynamics.metrics import OfPosition
 from numpyro_sgmcmc.dynamics.recipe import Recipe
+from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
 from numpyro_sgmcmc.utils.validation import checked_metric
 
 
@@ -68,31 +66,15 @@ class SGRLD(SGMCMC):
         model: Any,
         *,
         metric: Any,
-        step_size: float | Schedule | None = None,
         skew: Any = None,
         gradient_noise: Any = None,
         exact: bool | None = None,
-        batch_size: int | Mapping[str, int] | None = None,
-        steps_per_sample: int | None = None,
         integrator: str = "euler",
-        gradient: GradientEstimator | None = None,
-        rows: RowScheme | None = None,
-        init_strategy: Any = None,
-        local: Any = None,
-        centering: Any = None,
+        **options: Unpack[KernelOptions],
     ):
         dynamics = Recipe(OfPosition(checked_metric(metric)), skew, exact=exact, gradient_noise=gradient_noise)
-        super().__init__(
-            model,
-            dynamics,
-            integrator,
-            gradient,
-            rows,
-            step_size=step_size,
-            batch_size=batch_size,
-            steps_per_sample=steps_per_sample,
-            init_strategy=init_strategy,
-            local=local,
-            centering=centering,
-        )
-        object.__setattr__(self, "_transforms", transforms_of(metric))
+        super().__init__(model, dynamics, integrator, **options)
+
+    @property
+    def _transforms(self) -> Any:  # those of the metric, if it has its own coordinates
+        return getattr(self.dynamics.D.metric, "transforms", None)

@@ -12,7 +12,6 @@ from numpyro.primitives import Messenger
 
 from numpyro_sgmcmc.local.function import Conditional
 from numpyro_sgmcmc.local.models import drawn_locally, visit
-from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.types import Rows, Sites
 
 
@@ -60,7 +59,7 @@ def makes_moves(model: Any) -> bool:
 
 
 def recorded_draw(
-    potential: ModelPotential,
+    potential: Any,
     z: Sites,
     rows: Rows,
     rng_key: jax.Array,
@@ -69,6 +68,7 @@ def recorded_draw(
     """
     One draw of the local sites of these rows.
 
+    :param potential: a :class:`~numpyro_sgmcmc.potential.potential.ModelPotential`.
     :param before: as for :meth:`~numpyro_sgmcmc.potential.potential.ModelPotential.visit`.
     """
     recorded = copy.copy(potential)

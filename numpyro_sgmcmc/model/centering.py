@@ -25,9 +25,9 @@ from numpyro.distributions.transforms import AffineTransform, ComposeTransform, 
 
 from numpyro_sgmcmc.model.dataflow import Fact, follow
 from numpyro_sgmcmc.model.handlers import Transforms, given_transform
+from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.types import Sites
-from numpyro_sgmcmc.utils.compat import SCAN_INDEX
 
 FAMILIES = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel
 

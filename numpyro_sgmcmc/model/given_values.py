@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.distributions import MaskedDistribution
 from numpyro.primitives import Messenger
 
-from numpyro_sgmcmc.utils.compat import handlers_around
+from numpyro_sgmcmc.model.numpyro_internals import handlers_around
 
 MISSING = "missing values of site "  # begins the name that these values have in a trace
 _UNOBSERVED = "_unobserved"  # NumPyro appends it to the name of a site with obs_mask=

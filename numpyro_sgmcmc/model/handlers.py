@@ -15,8 +15,8 @@ from numpyro.primitives import Messenger
 from numpyro_sgmcmc.data.arrays import indexable
 from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.model.given_values import is_missing, not_drawn
+from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX, handlers_around, rows_of, scan_wrapper
 from numpyro_sgmcmc.types import Rows, Sites
-from numpyro_sgmcmc.utils.compat import SCAN_INDEX, handlers_around, rows_of, scan_wrapper
 
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
 """Site -> transform from unconstrained values to the support of its distribution, or a function of both."""

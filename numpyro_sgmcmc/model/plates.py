@@ -5,8 +5,8 @@ Determines the minibatched plates and their batch sizes, from the model's declar
 from collections.abc import Mapping
 from typing import Any
 
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.structure import Structure
-from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG
 
 AUTOMATIC = "automatic"  # a batch_size: the declared sizes, or else those of :func:`automatic_sizes`
 

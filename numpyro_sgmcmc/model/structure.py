@@ -19,8 +19,9 @@ from numpyro_sgmcmc.data.arrays import described, named_leaves, without_data
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, Use, codes_of, follow
 from numpyro_sgmcmc.model.given_values import MISSING, is_masked
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
+from numpyro_sgmcmc.model.numpyro_internals import ParamShape, sample_code
 from numpyro_sgmcmc.types import Rows
-from numpyro_sgmcmc.utils.compat import ParamShape, local_in_failing_frame, sample_code
+from numpyro_sgmcmc.utils.compat import local_in_failing_frame
 
 
 class Site(NamedTuple):

@@ -13,6 +13,7 @@ from numpyro_sgmcmc.data.row_array import RowArray, asks_for_all
 from numpyro_sgmcmc.local.models import drawn_locally
 from numpyro_sgmcmc.model.given_values import SiteError, of_all_rows
 from numpyro_sgmcmc.model.handlers import Transforms
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG, sample_code
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
 from numpyro_sgmcmc.model.row_checks import (
     INDEXED,
@@ -24,7 +25,7 @@ from numpyro_sgmcmc.model.row_checks import (
 )
 from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
-from numpyro_sgmcmc.utils.compat import GIBBS_SITES_KWARG, local_in_failing_frame, sample_code
+from numpyro_sgmcmc.utils.compat import local_in_failing_frame
 
 
 class NeedsValues(ValueError):

@@ -26,10 +26,10 @@ from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
 from numpyro_sgmcmc.model.centering import centred_transforms, hierarchical_sites
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
+from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.potential.minibatched import checked_structure
 from numpyro_sgmcmc.types import Plate, Rows, Sites
-from numpyro_sgmcmc.utils.compat import find_valid_initial_params
 
 
 class ModelPotential:

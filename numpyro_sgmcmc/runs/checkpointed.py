@@ -25,6 +25,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.model.numpyro_internals import put_run
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.runs import storage
 from numpyro_sgmcmc.runs.averages import Averages
@@ -32,7 +33,6 @@ from numpyro_sgmcmc.runs.identity import check_same, checksum, versions
 from numpyro_sgmcmc.runs.progress import Pace, Progress
 from numpyro_sgmcmc.runs.segments import Carry, Segments
 from numpyro_sgmcmc.runs.zarr_arrays import GrowingArray, make_group
-from numpyro_sgmcmc.utils.compat import put_run
 from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])

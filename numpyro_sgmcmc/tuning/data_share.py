@@ -44,10 +44,10 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         slope = jax.grad(lambda x: energy({**a, name: x}))
         return signs * jax.jvp(slope, (a[name],), (signs,))[1]
 
-    def of_all(a, rows, key):
+    def of_all(potential, a, rows, key):
         del a
         found = {
-            name: sum(curvature(k, name, lambda z: written.estimate(z, rows, key)) for k in range(PROBES)) / PROBES
+            name: sum(curvature(k, name, lambda z: potential.estimate(z, rows, key)) for k in range(PROBES)) / PROBES
             for name in sites
         }
         return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}

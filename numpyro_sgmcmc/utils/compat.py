@@ -1,6 +1,7 @@
 """
-All undocumented parts of NumPyro and JAX that this package uses, each with the reason. If a version renames or removes
-one of them, ``tests/model/test_compat.py`` fails first and names it.
+All undocumented parts of JAX that this package uses, each with the reason; those of NumPyro are in
+:mod:`~numpyro_sgmcmc.model.numpyro_internals`. If a version renames or removes one of them,
+``tests/model/test_compat.py`` fails first and names it.
 """
 
 import os
@@ -12,30 +13,15 @@ from typing import Any, TypeAlias
 import jax
 from jax.experimental.buffer_callback import buffer_callback  # a callback that writes into XLA's buffers, on CPUs
 from jax.extend import core
-import numpyro
-from numpyro.contrib.control_flow.scan import scan_wrapper  # distinguishes `scan` from `cond` among the messages
-from numpyro.contrib.module import ParamShape  # replaces a parameter that random_*_module gives a prior
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG  # keyword argument with the values of the other Gibbs blocks
-from numpyro.infer.util import find_valid_initial_params  # NumPyro's search for a start, with every init strategy
-from numpyro.primitives import _PYRO_STACK  # the handlers around a statement: a `subsample` does not know its plates
 
 __all__ = [
-    "GIBBS_SITES_KWARG",
-    "SCAN_INDEX",
     "ClosedJaxpr",
-    "ParamShape",
     "bind",
     "buffer_callback",
     "closed_over_arrays_are_constants",
-    "find_valid_initial_params",
-    "handlers_around",
     "is_mapped",
     "jit_is_disabled",
     "local_in_failing_frame",
-    "put_run",
-    "rows_of",
-    "sample_code",
-    "scan_wrapper",
     "slow_threads",
     "stack_level",
 ]
@@ -44,17 +30,6 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")  # SciPy's OpenBLAS r
 PACKAGES = ("numpyro_sgmcmc", "numpyro", "jax", "jaxlib")  # no warning should point to lines of these
 # from JAX 0.12 on this is another name of Jaxpr, which JAX does not declare for type checkers
 ClosedJaxpr: TypeAlias = core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
-SCAN_INDEX = "_scan_current_index"  # in site["infer"] inside a `scan`: the step, if a value is given for all steps
-
-
-def handlers_around(kind: type) -> list[Any]:
-    """The handlers of a kind around the current statement of a model; plates are handlers, too."""
-    return [handler for handler in _PYRO_STACK if isinstance(handler, kind)]
-
-
-def rows_of(plate: Any) -> jax.Array:
-    """The row numbers of a plate, which it has no public name for. Inside of ``scope`` it has another name."""
-    return plate._indices
 
 
 def bind(eqn: Any, *operands: Any) -> list[Any]:
@@ -79,11 +54,6 @@ def closed_over_arrays_are_constants() -> bool:
     return not getattr(jax.config, "jax_use_simplified_jaxpr_constants")  # noqa: B009, unknown to the type checker
 
 
-def sample_code() -> CodeType | None:
-    """The code of ``numpyro.sample``, to find its frame in a traceback: errors in a site do not name it."""
-    return getattr(numpyro.sample, "__code__", None)
-
-
 def local_in_failing_frame(error: BaseException, codes: tuple[CodeType | None, ...], name: str) -> Any:
     """
     A local variable of the innermost function with one of these codes in the traceback of an error; None if there is
@@ -94,12 +64,6 @@ def local_in_failing_frame(error: BaseException, codes: tuple[CodeType | None, .
         if frame.f_code in codes:
             value = frame.f_locals.get(name, value)
     return value
-
-
-def put_run(mcmc: Any, states: dict[str, Any], last_state: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Puts draws made elsewhere into an ``MCMC``, as if they were from its ``run``: it has no method for that."""
-    mcmc._states, mcmc._states_flat, mcmc._last_state = states, None, last_state
-    mcmc._args, mcmc._kwargs = args, kwargs
 
 
 def slow_threads() -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.types import Plate
 
@@ -29,14 +28,6 @@ def is_key(value: Any) -> bool:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value.shape == ()
     return value.dtype == jnp.uint32 and value.shape in ((2,), (4,))
-
-
-def check_mcmc(mcmc: Any, caller: str) -> None:
-    """
-    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
-    """
-    if not isinstance(mcmc, MCMC):
-        raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
 
 
 def check_key(value: Any, call: str) -> None:

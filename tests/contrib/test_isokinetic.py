@@ -12,8 +12,7 @@ from scipy.linalg import hadamard
 from test_nogin import noisy
 
 from numpyro_sgmcmc import Polynomial
-from numpyro_sgmcmc.contrib.isokinetic import Isokinetic
-from numpyro_sgmcmc.contrib.sg_isokinetic import SGIsokinetic
+from numpyro_sgmcmc.contrib.isokinetic import Isokinetic, SGIsokinetic
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.types import Evaluation, Phase
 from numpyro_sgmcmc.utils import noise

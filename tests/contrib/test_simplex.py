@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from numpyro_sgmcmc import SCIR, SGRLD, ExpandedMean, Natural, WithoutReplacement
-from numpyro_sgmcmc.contrib.cox_ingersoll_ross import CoxIngersollRoss
+from numpyro_sgmcmc.contrib.scir import CoxIngersollRoss
 from numpyro_sgmcmc.types import Phase
 
 pytestmark = pytest.mark.optimised

@@ -63,7 +63,8 @@ def test_an_equation_is_evaluated_for_other_operands():
 
 
 def test_the_site_of_an_error_is_found_in_its_traceback():
-    from numpyro_sgmcmc.utils.compat import local_in_failing_frame, sample_code
+    from numpyro_sgmcmc.model.numpyro_internals import sample_code
+    from numpyro_sgmcmc.utils.compat import local_in_failing_frame
 
     with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError) as caught, numpyro.plate("N", 3):
         numpyro.sample("label", dist.Normal(jnp.zeros(2), 1))

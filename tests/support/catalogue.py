@@ -36,7 +36,7 @@ from numpyro_sgmcmc import (
     WithoutReplacement,
     WithReplacement,
 )
-from numpyro_sgmcmc.contrib.sg_isokinetic import SGIsokinetic
+from numpyro_sgmcmc.contrib.isokinetic import SGIsokinetic
 
 
 class Cell(NamedTuple):

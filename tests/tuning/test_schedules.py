@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from numpyro_sgmcmc import Constant, Cyclical, Piecewise, Polynomial
-from numpyro_sgmcmc.tuning.schedules import as_schedule
+from numpyro_sgmcmc.schedules import as_schedule
 
 SCHEDULES = [
     Constant(0.1),

@@ -18,6 +18,8 @@ import numpy as np
 from numpyro_sgmcmc.types import Schedule
 from numpyro_sgmcmc.utils.validation import check_positive
 
+__all__ = ["Constant", "Cyclical", "Piecewise", "Polynomial"]
+
 
 @dataclass(frozen=True)
 class Constant:

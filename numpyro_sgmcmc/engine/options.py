@@ -1,0 +1,56 @@
+"""
+The options that all kernels share. :class:`KernelOptions` declares them for type checkers,
+:class:`~numpyro_sgmcmc.SGMCMC` has their defaults and explains them, and the signature of every kernel lists them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import difflib
+from inspect import Parameter, Signature, signature
+from typing import Any, TypedDict
+
+from numpyro_sgmcmc.types import GradientEstimator, RowScheme, Schedule
+
+
+class KernelOptions(TypedDict, total=False):
+    """Keyword arguments of every kernel; :class:`~numpyro_sgmcmc.SGMCMC` explains them."""
+
+    step_size: float | Schedule | None
+    batch_size: int | Mapping[str, int] | None
+    steps_per_sample: int | None
+    gradient: GradientEstimator | None
+    rows: RowScheme | None
+    init_strategy: Any
+    dense_mass: bool | Sequence[tuple[str, ...]]
+    settings: Mapping[str, Any] | None
+    local: Any
+    centering: Any
+
+
+def listed_options(kernel: type, parent: type) -> Signature:
+    """The signature of a kernel's constructor, with ``**options`` replaced by the options of its parent class."""
+    own = list(signature(kernel.__init__).parameters.values())[1:]
+    listed = [each for each in own if each.kind is not Parameter.VAR_KEYWORD]
+    if len(listed) < len(own):
+        names, shared = {each.name for each in own}, KernelOptions.__annotations__
+        listed += [
+            each.replace(kind=Parameter.KEYWORD_ONLY)
+            for each in signature(parent).parameters.values()
+            if each.name not in names and (each.kind is Parameter.KEYWORD_ONLY or each.name in shared)
+        ]
+    return Signature(listed)
+
+
+def check_options(kernel: type, unknown: Iterable[str], step_size: Any, missing: str) -> None:
+    """
+    :param unknown: names of keyword arguments that no constructor of the kernel has.
+    :param missing: what to give for ``step_size``, if the warm-up cannot choose one; otherwise empty.
+    :raises TypeError: for an unknown argument; the message has the nearest names.
+    :raises ValueError: if a step size is needed and there is none.
+    """
+    for name in unknown:
+        known = [each for each in signature(kernel).parameters if each not in ("model", "unknown")]
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        advice = f"Did you mean {nearest[0]}=?" if nearest else f"It has {', '.join(known)}."
+        raise TypeError(f"{kernel.__name__} has no option {name}=. {advice}")
+    if missing and (step_size is None or getattr(step_size, "relative", False)):
+        raise ValueError(f"step_size= is missing{missing}")
