@@ -11,8 +11,9 @@ import numpyro_sgmcmc
 # every name that version 0.1 had at the top
 NAMES = """
     MSGNHT PSGLD SAGA SCIR SGBarker Tempered SGHMC SGLD SGMCMC SGNHT SGRHMC SGRLD SVRG AdaptiveSGHMC Checkpointed
-    Constant ControlVariate Cyclical Energy ExpandedMean Fisher GradientNoise LinearMap LocalFunction LocalGibbs
-    LocalHMC LocalLangevin Minibatch Natural OnDisk Piecewise Polynomial Predictions Recipe Reshuffled SGMCMCState Sharded
+    Constant ControlVariate Cyclical Energy ExpandedMean Fisher GradientNoise LinearMap LocalFunction
+    LocalGibbs LocalHMC LocalLangevin Minibatch Natural OnDisk Piecewise Polynomial Predictions Recipe Reshuffled
+    SGMCMCState Sharded
     ShardedRows Splitting WithReplacement WithoutReplacement compare corrected couple find_mode gradient_noise
     kernel_stein_discrepancy predict resample score_linearity settings shard_rows shuffle_rows step_halving summary
     to_arviz warm_start weighted_summary weights
