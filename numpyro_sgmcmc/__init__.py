@@ -68,5 +68,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    rooms = [import_module(f"{__name__}.{namespace}") for namespace in _NAMESPACES]
-    return sorted({"__version__", *__all__, *_NAMESPACES, *(name for room in rooms for name in room.__all__)})
+    modules = [import_module(f"{__name__}.{namespace}") for namespace in _NAMESPACES]
+    return sorted({"__version__", *__all__, *_NAMESPACES, *(name for module in modules for name in module.__all__)})

@@ -19,7 +19,7 @@ import numpy as np
 from numpyro_sgmcmc.data.argument_checks import not_an_array
 from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.data.fingerprint import fingerprint
-from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, thinned
+from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, posterior_draws, thinned
 from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.state import PROBE, Marks, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains
@@ -214,7 +214,7 @@ class Run:
 
     def values(self) -> Draws:
         """The constrained draws of the latent sites; those of an exploration, which has another law, are left out."""
-        values = thinned(self.mcmc, self.mcmc.num_chains * self.draws_of_a_chain)
+        values = posterior_draws(self.mcmc)
         flat = np.concatenate([values[name].reshape(*values[name].shape[:2], -1) for name in sorted(values)], -1)
         return Draws(flat, *coordinate_names({name: x[0, 0] for name, x in values.items()}), 0)
 
