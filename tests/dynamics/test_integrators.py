@@ -69,7 +69,8 @@ def test_gradients_a_step(word, gradients, carries):
 
     zero = jnp.ones(2)
     dynamics = NoseHoover(1.0) if "D" in word else Underdamped(1.0)
-    phase, gradient = Phase(zero, zero, jnp.ones(()), zero), zero if carries else ()
+    phase = Phase(zero, zero, jnp.ones(()), noise_variance=zero)
+    gradient = zero if carries else ()
     for _ in range(3):
         phase, gradient, _ = splitting.step(dynamics, phase, gradient, jnp.asarray(0.1), gradient_fn, random.key(0))
     assert len(calls) == 3 * gradients

@@ -7,7 +7,6 @@ import warnings
 
 import jax
 from jax import random
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import models
 import numpy as np
@@ -241,14 +240,15 @@ def test_draws_of_the_right_law_stretch_nothing(draws, repeated):
 def test_a_funnel_is_told():
     """
     In two of three runs at least. One run can miss it by chance: of 48 runs (12 data sets) 47 were told. The scores,
-    7 on average with a standard deviation of 1, have a limit of 4.1.
+    7 on average with a standard deviation of 1, have a limit of 4.1. As the model is written: the centring that the
+    warm-up would choose is right in four steps a draw.
     """
     told = []
     for data in range(3):
         y = np.random.default_rng(data).normal(size=50).astype(np.float32)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            mcmc = tuned(SGHMC(funnel, batch_size=10), y, num_warmup=1600)
+            mcmc = tuned(SGHMC(funnel, batch_size=10, centering=False), y, num_warmup=1600)
         told.append(settings(mcmc)["verdict"] == "doubtful")
         if told[-1]:
             assert any("doubtful" in str(w.message) or "temperature" in str(w.message) for w in caught)
@@ -496,10 +496,11 @@ ALONG = jnp.asarray([[0.6], [0.0], [0.8]])
     ids=["matrix", "low rank", "diagonal"],
 )
 def test_gradients_in_x_are_those_of_the_potential_in_x(coordinates):
-    _, unravel = ravel_pytree({"a": jnp.zeros(2), "b": jnp.zeros(())})
+    prototype = {"a": jax.ShapeDtypeStruct((2,), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.float32)}
+    unravel = unraveler(prototype)
     energy = lambda z: jnp.sum(jnp.sin(z["a"]) * z["b"]) + z["b"] ** 2  # noqa: E731
     x = jnp.asarray([0.3, -0.7, 1.1])
-    estimate = in_x(lambda z: Evaluation(energy(z), jax.grad(energy)(z), ()), coordinates, unravel)(x)
+    estimate = in_x(lambda z: Evaluation(energy(z), jax.grad(energy)(z), ()), coordinates, prototype)(x)
     exact = jax.grad(lambda x: energy(unravel(coordinates.to_z(x))))(x)
     np.testing.assert_allclose(estimate.gradient, exact, rtol=2e-5)
     np.testing.assert_allclose(coordinates.to_x(coordinates.to_z(x)), x, rtol=1e-4)
