@@ -3,32 +3,14 @@
 from collections.abc import Iterator, Mapping
 import html
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
+from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.utils.significance import ORDER, worst
 
 WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # verdict of a line -> verdict of a run
+COLOURS = {"ok": "#009E73", "doubtful": "#E69F00", "wrong": "#D55E00"}
 SITES = 20  # maximal number of sites that are printed
-
-
-class Line(NamedTuple):
-    """
-    - **name** - name of the check.
-    - **value** - a number, or None.
-    - **shown** - the value as it is printed.
-    - **bound** - a description of the allowed values; empty if there is no check.
-    - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty.
-    - **advice** - what to do if it is not ok.
-    - **details** - more numbers, by name.
-    """
-
-    name: str
-    value: Any
-    shown: str
-    bound: str = ""
-    verdict: str = ""
-    advice: str = ""
-    details: Mapping[str, Any] = {}
 
 
 class Summary(Mapping):
@@ -76,11 +58,9 @@ class Summary(Mapping):
         return len(self._lines)
 
     def __str__(self) -> str:
-        rows = [("", "value", "bound", "verdict")]
-        rows += [(line.name, line.shown, line.bound, line.verdict) for line in self._lines.values()]
-        text = [f"{self.title}: {self.verdict}", "", *_aligned(rows)]
+        text = [f"{self.title}: {self.verdict}", "", *_aligned(self._rows)]
         if self.by_site:
-            text += ["", *_aligned(self._rows_of_sites())]
+            text += ["", *_aligned(self._rows_of_sites)]
         text += [""] * bool(self.advice) + [_wrapped(f"{name}: {advice}") for name, advice in self.advice]
         text += ["", _wrapped(self.note)] if self.note else []
         return "\n".join(text)
@@ -90,12 +70,14 @@ class Summary(Mapping):
     @property
     def advice(self) -> list[tuple[str, str]]:
         """Name and advice of the lines that are not ok."""
-        return [
-            (line.name, line.advice)
-            for line in self._lines.values()
-            if line.advice and line.verdict in ("doubtful", "wrong")
-        ]
+        return [(line.title or key, line.advice) for key, line in self._lines.items() if line.failed and line.advice]
 
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = [(line.title or key, line.shown, line.bound, line.verdict) for key, line in self._lines.items()]
+        return [("", "value", "bound", "verdict"), *rows]
+
+    @property
     def _rows_of_sites(self) -> list[tuple[str, ...]]:
         """Rows of the table of sites, the worst sites first, at most ``SITES``."""
         columns = list(next(iter(self.by_site.values())))
@@ -106,25 +88,16 @@ class Summary(Mapping):
         return rows + [(f"{left} more in .by_site", *[""] * len(columns))] * (left > 0)
 
     def _repr_html_(self) -> str:
-        colours = {"ok": "#009E73", "doubtful": "#E69F00", "wrong": "#D55E00", "": "inherit"}
-        head = "<tr><th></th><th>value</th><th>bound</th><th>verdict</th></tr>"
-        body = "".join(
-            f"<tr><td>{html.escape(line.name)}</td><td>{html.escape(line.shown)}</td>"
-            f"<td>{html.escape(line.bound)}</td>"
-            f'<td style="color:{colours[line.verdict]}">{html.escape(line.verdict)}</td></tr>'
-            for line in self._lines.values()
-        )
-        sites = ""
-        if self.by_site:
-            head_of_sites, *rows = [
-                "".join(f"<td>{html.escape(cell)}</td>" for cell in r) for r in self._rows_of_sites()
-            ]
-            sites = f"<table><tr>{head_of_sites}</tr>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-        told = "".join(f"<li>{html.escape(name)}: {html.escape(advice)}</li>" for name, advice in self.advice)
-        told = f"<ul>{told}</ul>" if told else ""
-        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
-        title = f"<b>{html.escape(self.title)}: {self.verdict}</b>"
-        return f"{title}<table>{head}{body}</table>{sites}{told}{note}"
+        tables = _html(self._rows) + (_html(self._rows_of_sites) if self.by_site else "")
+        advice = "".join(f"<li>{html.escape(f'{name}: {advice}')}</li>" for name, advice in self.advice)
+        title, note = html.escape(f"{self.title}: {self.verdict}"), html.escape(self.note)
+        return f"<b>{title}</b>{tables}<ul>{advice}</ul><p>{note}</p>"
+
+
+def _html(rows: list[tuple[str, ...]]) -> str:
+    style = {verdict: f' style="color:{colour}"' for verdict, colour in COLOURS.items()}
+    cells = [[f"<td{style.get(cell, '')}>{html.escape(cell)}</td>" for cell in row] for row in rows]
+    return "<table>" + "".join(f"<tr>{''.join(row)}</tr>" for row in cells) + "</table>"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -46,7 +46,7 @@ from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.report.end_of_run import Bar
+from numpyro_sgmcmc.report.progress_bar import Bar
 from numpyro_sgmcmc.types import (
     Adaptive,
     Checked,

@@ -1,4 +1,4 @@
-"""The numbers collected with every draw for the checks of a run."""
+"""The numbers collected with every draw for the checks of a run, and the one array in which they are collected."""
 
 from typing import Any, NamedTuple
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 FIRST = 64  # coordinates per site that are used to distinguish chains
+DTYPES = {"refused": np.int32, "diverging": bool, "data_changed": bool}  # of a run; float32 for the others
 
 
 class Monitor(NamedTuple):
@@ -39,13 +40,24 @@ class Monitor(NamedTuple):
     energy: Any
     place: Any
     jump: Any
-    num_steps: Any
-    noise: Any
-    passes: Any
-    inflation: Any
-    gradient: Any
-    virial: Any
-    r_hat: Any
+    num_steps: Any = 0.0
+    noise: Any = 0.0
+    passes: Any = 0.0
+    inflation: Any = 0.0
+    gradient: Any = 0.0
+    virial: Any = 0.0
+    r_hat: Any = 0.0
+
+    def packed(self) -> jax.Array:
+        """One array, with the numbers along its last axis, as each collected array costs about 5 us per call."""
+        shape = jnp.shape(self.step_size)
+        return jnp.stack([jnp.broadcast_to(jnp.asarray(number, jnp.float32), shape) for number in self], -1)
+
+    @classmethod
+    def of(cls, packed: Any) -> "Monitor":
+        """The numbers of a whole run."""
+        by_name = dict(zip(cls._fields, np.moveaxis(np.asarray(packed), -1, 0)))
+        return cls(**{name: x.astype(DTYPES.get(name, x.dtype)) for name, x in by_name.items()})._replace(chain=())
 
 
 def projection(position: Any, batched: bool) -> jax.Array:

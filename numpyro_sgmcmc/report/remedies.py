@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from numpyro_sgmcmc.report.monitor import Monitor
 
 REFUSED_FOR = "values that are not finite or out of the support, or to an energy that chance does not allow"
@@ -27,8 +29,8 @@ class Remedies(NamedTuple):
     @classmethod
     def of(cls, monitor: Monitor) -> "Remedies":
         """The remedies for the run with this monitor."""
-        tuned = bool(monitor.num_steps.any())
-        return cls(tuned, not tuned or bool(monitor.noise[:, -1].any()))
+        tuned = bool(np.any(monitor.num_steps))
+        return cls(tuned, not tuned or bool(np.any(monitor.noise[:, -1])))
 
     @property
     def accurate(self) -> str:
@@ -41,7 +43,7 @@ class Remedies(NamedTuple):
         )
 
     @property
-    def quiet(self) -> str:
+    def less_noise(self) -> str:
         """For minibatch noise."""
         return "a larger batch_size" if self.tuned else f'{self.accurate}; or integrator="NOGIN"'
 
