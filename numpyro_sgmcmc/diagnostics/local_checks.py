@@ -50,14 +50,10 @@ LOCAL_CHECKS = Checks()
 
 @dataclass(frozen=True, eq=False)
 class WithLocal:
-    """
-    A run with local sites.
-
-    - **draws** - the places to measure at. None if local values are kept: they fit the last position only.
-    """
+    """A run with local sites."""
 
     run: Run
-    draws: Draws | None
+    draws: Draws | None  # the places to measure at; None if local values are kept, which fit the last position only
     rng_key: jax.Array
 
     @property
@@ -91,24 +87,21 @@ class WithLocal:
             return f"more sweeps than {local.sweeps}, or a function for start="
         return "more moves in the function, or better starts"
 
-    def over_places(self, fn: Callable, places: int, rng_key: jax.Array) -> Any:
+    def over_places(self, fn: Callable, visits: int, rng_key: jax.Array) -> Any:
         """
         ``fn(potential, z, table, key)`` at draws, or at the last position of each chain if values are kept, as their
-        table fits this position only. The places are along axis 0 of the results.
+        table fits this position only. The places are along axis 0 of the results, fewer for many visits.
         """
 
         def at(potential, z, table, keys):
             unravel = unraveler(potential.prototype)
             return lax.map(lambda each: fn(potential, unravel(each[0]), table, each[1]), (z, keys))
 
-        if self.draws is None:
-            chains = self.run.states[:places]
-            each = -(-places // len(chains))
-            ways = [(np.repeat(np.asarray(raveled(chain.z))[None], each, 0), chain.gradient_state) for chain in chains]
-        else:
+        places, at_draws, found = max(PLACES // visits, 10), self.run.compiled(at), []
+        chains = self.run.states[:places] if self.draws is None else []
+        ways = [(np.repeat(raveled(one.z)[None], -(-places // len(chains)), 0), one.gradient_state) for one in chains]
+        if self.draws is not None:
             ways = [(self.draws.flat[:: max(1, len(self.draws.flat) // places)], ())]
-        at_draws = self.run.compiled(at)
-        found = []
         for k, (z, table) in enumerate(ways):
             keys = random.split(random.fold_in(rng_key, k), len(z))
             found.append(at_draws(jnp.asarray(z, jnp.result_type(float)), table, keys))
@@ -153,7 +146,7 @@ def local_memory(run: WithLocal) -> Line | None:
         pairs = {name: ((begin.start[name], other.start[name]), (ends[name], other_ends[name])) for name in ends}
         return {name: _products(begin.plates[name], *pair) for name, pair in pairs.items()}
 
-    found = run.over_places(at, max(PLACES // visits, 10), random.split(run.rng_key)[0])
+    found = run.over_places(at, visits, random.split(run.rng_key)[0])
     return _memory(run.local, found, run.visits / visits)
 
 
@@ -228,8 +221,7 @@ def local_moves(run: WithLocal) -> Line | None:
         mean, moved = lax.map(accepted, random.split(key_draws, visits))
         return mean.mean(), 1 - moved.any(0).mean()
 
-    places = max(PLACES // visits, 10)
-    mean, still = run.over_places(shares, places, random.split(run.rng_key)[1])
+    mean, still = run.over_places(shares, visits, random.split(run.rng_key)[1])
     share, error = max(float(still.mean()), 0.0), float(still.std() / len(still) ** 0.5)
     return Line(
         share,

@@ -12,36 +12,20 @@ ONLY_DOUBTFUL = math.inf  # second bound of a check that calls no run wrong
 
 
 class Line(NamedTuple):
-    """
-    A line of a table.
+    """A line of a table, and a part of a warning."""
 
-    - **value** - a number, or None.
-    - **shown** - the value as it is printed.
-    - **bound** - a description of the allowed values; empty if there is no check.
-    - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty.
-    - **seen** - what it means if it is not ok.
-    - **details** - more numbers, by name.
-    - **title** - the first column; empty: the key of the line.
-    - **remedy** - what to do if it is not ok.
-    - **size** - what a :class:`Check` compares with its bounds: an error of the draws as far as it is certain. NaN
-      exceeds them; None has no verdict.
-    - **error** - the standard error of ``size``, which may be too large for a verdict.
-    - **warns** - whether a run ends with a warning of it, if it is not ok.
-    - **explains** - whether the lines after it may follow from it, so that they are not part of the warning.
-    """
-
-    value: Any
-    shown: str
-    bound: str = ""
-    verdict: str = ""
-    seen: str = ""
-    details: Mapping[str, Any] = {}
-    title: str = ""
-    remedy: str = ""
-    size: float | None = None
-    error: float = 0.0
-    warns: bool = True
-    explains: bool = False
+    value: Any  # a number, or None
+    shown: str  # the value as it is printed
+    bound: str = ""  # a description of the allowed values; empty if there is no check
+    verdict: str = ""  # "ok", "doubtful", "wrong", or empty
+    seen: str = ""  # what it means if it is not ok
+    details: Mapping[str, Any] = {}  # more numbers, by name
+    title: str = ""  # the first column; empty: the key of the line
+    remedy: str = ""  # what to do if it is not ok
+    size: float | None = None  # an error of the draws as far as it is certain, for the bounds; None has no verdict
+    error: float = 0.0  # the standard error of the size, which may be too large for a verdict
+    warns: bool = True  # whether a run that is not ok ends with a warning of it
+    explains: bool = False  # whether the lines after it may follow from it, and are not part of the warning
 
     @property
     def failed(self) -> bool:
@@ -57,22 +41,14 @@ class Line(NamedTuple):
 @dataclass(frozen=True)
 class Check:
     """
-    In ``allowed`` and ``remedy``, ``{0}`` and ``{1}`` are the bounds, and ``{run}`` is what is measured, such as
-    :class:`~numpyro_sgmcmc.report.run_checks.Kept`.
-
-    - **title** - of the line.
-    - **bounds** - the sizes above which a run is doubtful, wrong.
-    - **allowed** - a description of the allowed values.
-    - **remedy** - what to do, a sentence without its full stop.
-    - **measure** - the numbers of a run -> a line with ``size`` and without a verdict, or None if it does not apply.
-      Its name is that of the line.
+    A measure, its bounds and a remedy. In the texts, ``{0}`` and ``{1}`` are the bounds, ``{run}`` is what is measured.
     """
 
     title: str
-    bounds: tuple[float, float]
-    allowed: str
-    remedy: str
-    measure: Callable[[Any], Line | None]
+    bounds: tuple[float, float]  # the sizes above which a run is doubtful, wrong; NaN is
+    allowed: str  # a description of the bounds
+    remedy: str  # what to do, a sentence without its full stop
+    measure: Callable[[Any], Line | None]  # a line with a size and without a verdict; None if the check does not apply
 
     def line(self, run: Any) -> Line | None:
         """The line of a run, with its verdict; None if the check does not apply."""

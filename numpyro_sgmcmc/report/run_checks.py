@@ -32,29 +32,20 @@ SELDOM = 0.01  # share of draws with a refused step that is doubtful
 REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 occurs near a hard wall
 MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
 FEW = 100  # effective draws
-UNCHECKED = ". Data on disk or over devices are not checked for values that are not finite"
 
 CHECKS = Checks()  # in the order of a warning: those that explain others first, then the most reliable ones
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """
-    What a run has kept.
+    """What a run has kept."""
 
-    - **monitor** - numbers of each draw, arrays of shape ``(chains, draws)``.
-    - **coordinates** - number of coordinates of a chain.
-    - **limit** - bound of the scores of the warm-up, see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
-    - **r_hat** - R-hat of each coordinate; None at the end of a run.
-    - **draws**, **names** - the draws, shape ``(chains, draws, d)``, and the names of their coordinates; for a summary.
-    """
-
-    monitor: Monitor
-    coordinates: int
-    limit: float
-    r_hat: np.ndarray | None = None
-    draws: np.ndarray | None = None
-    names: tuple[str, ...] = ()
+    monitor: Monitor  # numbers of each draw, arrays of shape (chains, draws)
+    coordinates: int  # number of coordinates of a chain
+    limit: float  # bound of the scores of the warm-up, see tuning.pilot.score_limit
+    r_hat: np.ndarray | None = None  # of each coordinate; None at the end of a run
+    draws: np.ndarray | None = None  # shape (chains, draws, d); only for a summary
+    names: tuple[str, ...] = ()  # of the coordinates; only for a summary
 
     @property
     def failures(self) -> dict[str, Line]:
@@ -68,6 +59,17 @@ class Kept:
         """What the user may change."""
         return Remedies.of(self.monitor)
 
+    @property
+    def unchecked(self) -> str:
+        """Another cause of refused steps."""
+        words = ". Data on disk or over devices are not checked for values that are not finite"
+        return words * bool(self.stuck.size)
+
+    @property
+    def causes_of_heat(self) -> str:
+        """What may make the temperature wrong, and what to do."""
+        return self.use.hot(float(self.temperature.mean()))
+
     @cached_property
     def stuck(self) -> np.ndarray:
         """The numbers of the chains that refuse every step for a while."""
@@ -78,11 +80,6 @@ class Kept:
     def temperature(self) -> np.ndarray:
         """The kinetic temperatures of the other chains, at the draws that have one."""
         return np.delete(known_temperatures(self.monitor.temperature), self.stuck, 0)
-
-    @property
-    def remedy_of_heat(self) -> str:
-        """For a wrong temperature."""
-        return self.use.hot(float(self.temperature.mean()))
 
     @cached_property
     def scores(self) -> list[float]:
@@ -102,10 +99,8 @@ class Kept:
     "Start a new run, or resume with the old data, and look for new values that are not finite",
 )
 def data(run: Kept) -> Line | None:
-    seen = (
-        "the run was resumed with other data than those it was started with. Its state (control variates, tables, "
-        "thermostats) still belongs to the old data"
-    )
+    seen = "the run was resumed with other data than those it was started with"
+    seen += ". Its state (control variates, tables, thermostats) still belongs to the old data"
     return Line(None, "changed", seen=seen, size=1) if np.any(run.monitor.data_changed) else None
 
 
@@ -121,7 +116,7 @@ def step_size(run: Kept) -> Line:
     return Line(last, shown, seen="draws after a step of size 0 repeat the one before", size=ended, warns=False)
 
 
-@CHECKS.add("draws with a refused step", (SELDOM, REFUSED), "<= {0:.0%}", "Use {run.use.stable}")
+@CHECKS.add("draws with a refused step", (SELDOM, REFUSED), "<= {0:.0%}", "Use {run.use.stable}{run.unchecked}")
 def refused(run: Kept) -> Line:
     in_a_row, z, stuck = np.asarray(run.monitor.refused), run.draws, run.stuck.size > 0
     share, ends = float(np.mean(run.monitor.diverging)), float((in_a_row > 0).mean())
@@ -133,7 +128,7 @@ def refused(run: Kept) -> Line:
     return Line(
         share,
         f"{share:.2%}" + f", {still} chains stand still" * (still > 0),
-        seen=f"{still} chains do not move" if still and not stuck else f"{seen} to {REFUSED_FOR}" + UNCHECKED * stuck,
+        seen=f"{still} chains do not move" if still and not stuck else f"{seen} to {REFUSED_FOR}",
         size=1.0 if stuck or still else size,
         details={"in_a_row": int(in_a_row.max()), "standing_still": still},
         warns=ends > REFUSED,
@@ -150,7 +145,7 @@ def _what_is_stuck(in_a_row: np.ndarray, stuck: np.ndarray) -> str:
     return f"{chains} refused {which}, because these steps led"
 
 
-@CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "{run.remedy_of_heat}")
+@CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "{run.causes_of_heat}")
 def kinetic_temperature(run: Kept) -> Line | None:
     T = run.temperature
     if not T.size:
@@ -198,16 +193,12 @@ def tuned_inflation(run: Kept) -> Line | None:
 def warm_up(run: Kept) -> Line | None:
     if not any(run.scores):
         return Line(0.0, "too short for one") if run.use.tuned else None
-    failed = failed_scores(run.scores, run.limit)
-    z, R = np.maximum(*run.scores[:2]), run.scores[2]
-    return Line(
-        float(z),
-        f"z = {z:.1f}, R-hat = {R:.2f}",
-        f"z <= {run.limit:.1f}, R-hat <= {MIXED}",
-        seen=f"in the second half of the warm-up, in the worst direction, {' and '.join(failed)}",
-        size=len(failed),
-        details=dict(zip(("gradient", "virial", "r_hat"), run.scores)),
-    )
+    gradient, virial, R = run.scores
+    failed, z = failed_scores(run.scores, run.limit), float(np.maximum(gradient, virial))
+    seen = f"in the second half of the warm-up, in the worst direction, {' and '.join(failed)}"
+    bound = f"z <= {run.limit:.1f}, R-hat <= {MIXED}"
+    numbers = {"gradient": gradient, "virial": virial, "r_hat": R}
+    return Line(z, f"z = {z:.1f}, R-hat = {R:.2f}", bound, seen=seen, size=len(failed), details=numbers)
 
 
 def failed_scores(scores: Any, limit: float) -> list[str]:
@@ -217,16 +208,13 @@ def failed_scores(scores: Any, limit: float) -> list[str]:
     :param scores: gradient, virial and R-hat, see :class:`~numpyro_sgmcmc.tuning.tuning.Scores`.
     :param limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
     """
+    names = "E[dU]", "E[(z - m) dU]", "R-hat"
+    sizes = "{:.1f} standard errors from 0", "{:.1f} standard errors from 1", "{:.2f}"
     failed = []
-    for score, bound, name, how in zip(
-        scores,
-        (limit, limit, MIXED),
-        ("E[dU]", "E[(z - m) dU]", "R-hat"),
-        ("{:.1f} standard errors from 0", "{:.1f} standard errors from 1", "{:.2f}"),
-    ):
+    for score, bound, name, size in zip(scores, (limit, limit, MIXED), names, sizes):
         if not score <= bound:
-            nan = "not a number, as gradients at the draws are not finite"
-            failed.append(f"{name} is {nan if np.isnan(score) else how.format(score)}")
+            text = "not a number, as gradients at the draws are not finite" if np.isnan(score) else size.format(score)
+            failed.append(f"{name} is {text}")
     return failed
 
 
@@ -262,9 +250,7 @@ def ess(run: Kept) -> Line | None:
     return Line(-size, f"{-size:.0f} at {where['where']}", seen="averages are not accurate", size=size, details=where)
 
 
-@CHECKS.add(
-    "mixing (not correctness): widths of the chains", (VARIANCE[0], ONLY_DOUBTFUL), "<= {0:.0%}", "Use {run.use.mixing}"
-)
+@CHECKS.add("mixing (not correctness): widths", (VARIANCE[0], ONLY_DOUBTFUL), "<= {0:.0%}", "Use {run.use.mixing}")
 def spread(run: Kept) -> Line | None:
     if run.draws is None or len(run.draws) == 1:
         return None

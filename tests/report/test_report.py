@@ -15,9 +15,9 @@ from numpyro.infer import MCMC, Gibbs
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement, settings, summary
-from numpyro_sgmcmc.report import progress_bar
+from numpyro_sgmcmc.engine import progress_bar
+from numpyro_sgmcmc.engine.progress_bar import Bar
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.progress_bar import Bar
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.report_hook import report
 from numpyro_sgmcmc.report.statistics import beyond_chance, still_falling, sure_error
