@@ -61,11 +61,6 @@ class WithData:
         """Words for the step size of a prediction."""
         return "" if isinstance(self.run.kernel.schedule, Constant) else ", at the mean step size"
 
-    @property
-    def matrix(self) -> str:
-        """Another remedy for a step that is too large in the narrowest direction."""
-        return "" if self.use.tuned else ", or an inverse_mass_matrix"
-
     def by_site(self, sizes: np.ndarray) -> dict[str, int]:
         """The coordinate of each site where these numbers are largest."""
         sites = np.asarray(self.draws.sites)
@@ -186,14 +181,15 @@ def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: st
     )
 
 
-@CHECKS_WITH_DATA.add("stability of the step", (0, 1), "at 1.25 h as well", "Use {run.use.stable}{run.matrix}")
+@CHECKS_WITH_DATA.add("stability of the step", (0, 1), "at 1.25 h as well", "Use {run.use.stable}")
 def stability(run: WithData) -> Line | None:
     if run.prediction is None:
         return None
     stable = run.prediction.stable
     seen = "the step is close to the stability limit of the narrowest direction, or beyond it"
     shown = ("unstable", "near its limit", "stable")[stable] + run.mean_step
-    return Line(stable, shown, seen=seen, size=2 - stable)
+    remedy = "" if run.use.tuned else f"Use {run.use.stable}, or an inverse_mass_matrix"
+    return Line(stable, shown, seen=seen, size=2 - stable, remedy=remedy)
 
 
 def numbers_by_site(lines: Mapping[str, Line]) -> dict[str, dict[str, Any]]:

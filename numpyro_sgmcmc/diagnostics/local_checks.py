@@ -62,11 +62,6 @@ class WithLocal:
         return self.run.kernel.sampled_model.local
 
     @property
-    def returns_starts(self) -> bool:
-        """Whether a function returns the starts."""
-        return callable(getattr(self.local, "start", None))
-
-    @property
     def visits(self) -> float:
         """The number of visits to a row whose value is kept, otherwise 1."""
         if not self.run.keeps_local_values:
@@ -113,15 +108,14 @@ def local_lines(run: Run, draws: Draws | None, rng_key: jax.Array) -> dict[str, 
     if not isinstance(run.kernel.sampled_model, drawn_locally):
         return {}
     local, checks = WithLocal(run, draws, rng_key), Checks(LOCAL_CHECKS)
-    if local.returns_starts:
+    if callable(getattr(local.local, "start", None)):
+        del checks["local_memory"]
         checks["local_moves"] = replace(checks["local_moves"], bounds=OF_A_FUNCTION)
     return checks.lines(local)
 
 
 @LOCAL_CHECKS.add("memory of the starts of local chains", VARIANCE, "<= {0:.0%}", "Use {run.better}")
-def local_memory(run: WithLocal) -> Line | None:
-    if run.returns_starts:
-        return None
+def local_memory(run: WithLocal) -> Line:
     visits = int(min(run.visits, VISITS))
 
     def chain(potential, z, rows, rng_key):

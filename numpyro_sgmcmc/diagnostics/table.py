@@ -33,29 +33,24 @@ class Summary(Mapping):
         note: str = "",
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
     ):
-        self.title, self._lines, self.note = title, dict(lines), note
+        self.title, self.lines, self.note = title, dict(lines), note
         self.by_site = {site: dict(numbers) for site, numbers in (by_site or {}).items()}
-
-    @property
-    def lines(self) -> dict[str, Line]:
-        """Key -> line."""
-        return self._lines
 
     @property
     def verdict(self) -> str:
         """The verdict of the worst line."""
-        return WORDS[worst(*(line.verdict for line in self._lines.values()))]
+        return WORDS[worst(*(line.verdict for line in self.lines.values()))]
 
     def __getitem__(self, key: str) -> dict[str, Any]:
-        line = self._lines[key]
+        line = self.lines[key]
         fields = {"value": line.value, "bound": line.bound, "verdict": line.verdict, "advice": line.advice}
         return fields | dict(line.details)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._lines)
+        return iter(self.lines)
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self.lines)
 
     def __str__(self) -> str:
         text = [f"{self.title}: {self.verdict}", "", *_aligned(self._rows)]
@@ -70,11 +65,11 @@ class Summary(Mapping):
     @property
     def advice(self) -> list[tuple[str, str]]:
         """Name and advice of the lines that are not ok."""
-        return [(line.title or key, line.advice) for key, line in self._lines.items() if line.failed and line.advice]
+        return [(line.title or key, line.advice) for key, line in self.lines.items() if line.failed and line.advice]
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = [(line.title or key, line.shown, line.bound, line.verdict) for key, line in self._lines.items()]
+        rows = [(line.title or key, line.shown, line.bound, line.verdict) for key, line in self.lines.items()]
         return [("", "value", "bound", "verdict"), *rows]
 
     @property

@@ -22,7 +22,7 @@ class Line(NamedTuple):
     details: Mapping[str, Any] = {}  # more numbers, by name
     title: str = ""  # the first column; empty: the key of the line
     remedy: str = ""  # what to do if it is not ok
-    size: float | None = None  # an error of the draws as far as it is certain, for the bounds; None has no verdict
+    size: float = 0.0  # what a check compares with its bounds: an error of the draws as far as it is certain
     error: float = 0.0  # the standard error of the size, which may be too large for a verdict
     warns: bool = True  # whether a run that is not ok ends with a warning of it
     explains: bool = False  # whether the lines after it may follow from it, and are not part of the warning
@@ -40,14 +40,12 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """
-    A measure, its bounds and a remedy. In the texts, ``{0}`` and ``{1}`` are the bounds, ``{run}`` is what is measured.
-    """
+    """A measure, its bounds and a remedy. In its texts, ``{0}`` is the first bound, ``{run}`` what is measured."""
 
     title: str
     bounds: tuple[float, float]  # the sizes above which a run is doubtful, wrong; NaN is
     allowed: str  # a description of the bounds
-    remedy: str  # what to do, a sentence without its full stop
+    remedy: str  # what to do, a sentence without its full stop, unless the measure has found a better one
     measure: Callable[[Any], Line | None]  # a line with a size and without a verdict; None if the check does not apply
 
     def line(self, run: Any) -> Line | None:
@@ -55,12 +53,12 @@ class Check:
         line = self.measure(run)
         if line is None:
             return None
-        allowed, remedy = (text.format(*self.bounds, run=run) for text in (self.allowed, self.remedy))
-        verdict = "" if line.size is None else graded(line.size, *self.bounds)
+        bound, remedy = (text.format(*self.bounds, run=run) for text in (line.bound or self.allowed, self.remedy))
+        verdict, seen = graded(line.size, *self.bounds) if bound else "", line.seen
         if verdict == "ok" and not line.error <= UNCERTAIN:
             verdict, remedy = "doubtful", "Use more draws, or larger batches"
-            line = line._replace(seen=f"its standard error is {line.error:.2g}, which is too large for a verdict")
-        return line._replace(title=self.title, bound=line.bound or allowed, verdict=verdict, remedy=remedy)
+            seen = f"its standard error is {line.error:.2g}, which is too large for a verdict"
+        return line._replace(title=self.title, bound=bound, verdict=verdict, seen=seen, remedy=line.remedy or remedy)
 
 
 class Checks(dict[str, Check]):
@@ -68,12 +66,7 @@ class Checks(dict[str, Check]):
 
     def add(self, title: str, bounds: tuple[float, float], allowed: str, remedy: str) -> Callable:
         """Adds the check with the decorated measure, under its name."""
-
-        def added(measure: Callable[[Any], Line | None]) -> Callable[[Any], Line | None]:
-            self[measure.__name__] = Check(title, bounds, allowed, remedy, measure)
-            return measure
-
-        return added
+        return lambda measure: self.setdefault(measure.__name__, Check(title, bounds, allowed, remedy, measure)).measure
 
     def lines(self, run: Any) -> dict[str, Line]:
         """The lines of the checks that apply to a run."""

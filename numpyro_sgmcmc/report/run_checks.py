@@ -59,17 +59,6 @@ class Kept:
         """What the user may change."""
         return Remedies.of(self.monitor)
 
-    @property
-    def unchecked(self) -> str:
-        """Another cause of refused steps."""
-        words = ". Data on disk or over devices are not checked for values that are not finite"
-        return words * bool(self.stuck.size)
-
-    @property
-    def causes_of_heat(self) -> str:
-        """What may make the temperature wrong, and what to do."""
-        return self.use.hot(float(self.temperature.mean()))
-
     @cached_property
     def stuck(self) -> np.ndarray:
         """The numbers of the chains that refuse every step for a while."""
@@ -95,7 +84,7 @@ class Kept:
 @CHECKS.add(
     "data",
     (0, ONLY_DOUBTFUL),
-    "",
+    "the same",
     "Start a new run, or resume with the old data, and look for new values that are not finite",
 )
 def data(run: Kept) -> Line | None:
@@ -116,7 +105,7 @@ def step_size(run: Kept) -> Line:
     return Line(last, shown, seen="draws after a step of size 0 repeat the one before", size=ended, warns=False)
 
 
-@CHECKS.add("draws with a refused step", (SELDOM, REFUSED), "<= {0:.0%}", "Use {run.use.stable}{run.unchecked}")
+@CHECKS.add("draws with a refused step", (SELDOM, REFUSED), "<= {0:.0%}", "Use {run.use.stable}")
 def refused(run: Kept) -> Line:
     in_a_row, z, stuck = np.asarray(run.monitor.refused), run.draws, run.stuck.size > 0
     share, ends = float(np.mean(run.monitor.diverging)), float((in_a_row > 0).mean())
@@ -133,6 +122,7 @@ def refused(run: Kept) -> Line:
         details={"in_a_row": int(in_a_row.max()), "standing_still": still},
         warns=ends > REFUSED,
         explains=stuck,
+        remedy=f"Use {run.use.stable}. Data on disk or over devices are not checked for such values" if stuck else "",
     )
 
 
@@ -145,12 +135,13 @@ def _what_is_stuck(in_a_row: np.ndarray, stuck: np.ndarray) -> str:
     return f"{chains} refused {which}, because these steps led"
 
 
-@CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "{run.causes_of_heat}")
+@CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "")
 def kinetic_temperature(run: Kept) -> Line | None:
     T = run.temperature
     if not T.size:
         return None
     line, blatant = deviation_from_1(T, run.coordinates), off_temperature(T)
+    line = line._replace(remedy=run.use.hot(line.value))
     if blatant:
         seen = f"the kinetic temperature of the run is {blatant:.3g} instead of 1"
         return line._replace(seen=seen, size=math.inf, explains=True)
@@ -223,7 +214,7 @@ def verdict_on_warm_up(scores: Any, limit: float) -> str:
     return "unchecked" if not np.any(scores) else "doubtful" if failed_scores(scores, limit) else "right"
 
 
-@CHECKS.add("energy", (0, ONLY_DOUBTFUL), "", f"Use {NEARER}")
+@CHECKS.add("energy", (0, ONLY_DOUBTFUL), "constant", f"Use {NEARER}")
 def energy(run: Kept) -> Line | None:
     seen = "the energy was still falling when the draws began, as after a start far from the mode"
     return Line(None, "falls", seen=seen, size=1) if still_falling(run.monitor.energy) else None
