@@ -56,9 +56,9 @@ class Summary(Mapping):
         text = [f"{self.title}: {self.verdict}", "", *_aligned(self._rows)]
         if self.by_site:
             text += ["", *_aligned(self._rows_of_sites)]
-        text += [""] * bool(self.advice) + [_wrapped(f"{name}: {advice}") for name, advice in self.advice]
-        text += ["", _wrapped(self.note)] if self.note else []
-        return "\n".join(text)
+        rest = ["", *(f"{name}: {advice}" for name, advice in self.advice)] if self.advice else []
+        rest += ["", self.note] if self.note else []
+        return "\n".join(text + [textwrap.fill(line, 100, subsequent_indent="  ") for line in rest])
 
     __repr__ = __str__
 
@@ -78,7 +78,8 @@ class Summary(Mapping):
         columns = list(next(iter(self.by_site.values())))
         ordered = sorted(self.by_site.items(), key=lambda item: -ORDER.index(item[1]["verdict"]))
         rows = [("site, by its worst coordinate", *columns)]
-        rows += [(site, *map(_cell, numbers.values())) for site, numbers in ordered[:SITES]]
+        for site, numbers in ordered[:SITES]:
+            rows.append((site, *(x if isinstance(x, str) else f"{x:.2f}" for x in numbers.values())))
         left = len(ordered) - SITES
         return rows + [(f"{left} more in .by_site", *[""] * len(columns))] * (left > 0)
 
@@ -98,14 +99,6 @@ def _html(rows: list[tuple[str, ...]]) -> str:
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.2f}"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 100, subsequent_indent="  ")
 
 
 def plain(x: float) -> str:

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-import math
 from typing import Any, NamedTuple
 
 from numpyro_sgmcmc.utils.significance import graded
 
 UNCERTAIN = 0.15  # a larger standard error is too large for a verdict
-ONLY_DOUBTFUL = math.inf  # second bound of a check that calls no run wrong
 
 
 class Line(NamedTuple):
@@ -43,7 +41,7 @@ class Check:
     """A measure, its bounds and a remedy. In its texts, ``{0}`` is the first bound, ``{run}`` what is measured."""
 
     title: str
-    bounds: tuple[float, float]  # the sizes above which a run is doubtful, wrong; NaN is
+    bounds: tuple[float, float]  # the sizes above which a run is doubtful, wrong (infinite: never); NaN exceeds them
     allowed: str  # a description of the bounds
     remedy: str  # what to do, a sentence without its full stop, unless the measure has found a better one
     measure: Callable[[Any], Line | None]  # a line with a size and without a verdict; None if the check does not apply

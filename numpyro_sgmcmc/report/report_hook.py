@@ -78,33 +78,24 @@ def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
     :param int chains: number of chains that are tuned together.
     """
     run = Kept(monitor, coordinates, score_limit(coordinates, chains))
-    h, steps = (float(np.asarray(part)[-1, -1]) for part in (monitor.step_size, monitor.num_steps))
-    if steps and h > 0:
-        _log_results(run)
-    failed = list(run.failures.values())
-    explained = [any(line.explains for line in failed[:k]) for k in range(len(failed))]
-    lines = [line for line, known in zip(failed, explained) if line.explains or (line.warns and not known)]
-    if not lines:
-        return
-    text = f"the draws are {worst(*(line.verdict for line in lines))}: "
-    for k, line in enumerate(lines):
+    last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}
+    tuned = last["num_steps"] > 0
+    if tuned and last["step_size"] > 0:
+        logger.info(
+            f"found in the warm-up: step_size {last['step_size']:.3g} in coordinates that standardise the posterior, "
+            f"steps_per_sample {last['num_steps']:.0f}, variance of the gradient noise at most {last['noise']:.3g}; "
+            f"{last['passes']:.3g} passes over the data in the search; verdict of the check: "
+            f"{verdict_on_warm_up(run.scores, run.limit)}."
+        )
+    text = ""
+    lines = run.warnings
+    for line in lines:
         remedy = f" {line.remedy}." * (line.remedy not in text)  # each once
-        text += f"{' Also ' * (k > 0)}{line.seen}.{remedy}"
-    chosen = ", chosen by the warm-up (see numpyro_sgmcmc.settings(mcmc))" if steps else ""
-    warnings.warn(
-        f"{text} The step_size is {h:.3g}{chosen}. numpyro_sgmcmc.summary(mcmc, *args) shows more.",
-        stacklevel=stack_level(),
-    )
-
-
-def _log_results(run: Kept) -> None:
-    if not logger.isEnabledFor(logging.INFO):
-        return
-    h, steps, noise, passes = (
-        float(np.asarray(getattr(run.monitor, name))[0, -1]) for name in ("step_size", "num_steps", "noise", "passes")
-    )
-    logger.info(
-        f"found in the warm-up: step_size {h:.3g} in coordinates that standardise the posterior, steps_per_sample "
-        f"{steps:.0f}, variance of the gradient noise at most {noise:.3g}; {passes:.3g} passes over the data in the "
-        f"search; verdict of the check: {verdict_on_warm_up(run.scores, run.limit)}."
-    )
+        text += f"{' Also ' * bool(text)}{line.seen}.{remedy}"
+    if lines:
+        chosen = ", chosen by the warm-up (see numpyro_sgmcmc.settings(mcmc))" * tuned
+        warnings.warn(
+            f"the draws are {worst(*(line.verdict for line in lines))}: {text} The step_size is "
+            f"{last['step_size']:.3g}{chosen}. numpyro_sgmcmc.summary(mcmc, *args) shows more.",
+            stacklevel=stack_level(),
+        )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_sgmcmc.report.check import ONLY_DOUBTFUL, Checks, Line
+from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import NEARER, OTHER_PARAMETERS, REFUSED_FOR, Remedies
 from numpyro_sgmcmc.report.statistics import (
@@ -54,6 +54,15 @@ class Kept:
             return {}
         return {name: line for name, line in CHECKS.lines(self).items() if line.failed}
 
+    @property
+    def warnings(self) -> list[Line]:
+        """The failures of which a run ends with a warning. None may follow from one before it."""
+        lines, explained = [], False
+        for line in self.failures.values():
+            lines += [line] * (line.explains or (line.warns and not explained))
+            explained |= line.explains
+        return lines
+
     @cached_property
     def use(self) -> Remedies:
         """What the user may change."""
@@ -83,9 +92,9 @@ class Kept:
 
 @CHECKS.add(
     "data",
-    (0, ONLY_DOUBTFUL),
+    (0, math.inf),
     "the same",
-    "Start a new run, or resume with the old data, and look for new values that are not finite",
+    "Start a new run, or resume with the old data, and look for values that are not finite",
 )
 def data(run: Kept) -> Line | None:
     seen = "the run was resumed with other data than those it was started with"
@@ -153,7 +162,7 @@ def kinetic_temperature(run: Kept) -> Line | None:
     )
 
 
-@CHECKS.add("squared steps over those of the noise", (LONG, ONLY_DOUBTFUL), "<= {0:g}", "Use {run.use.accurate}")
+@CHECKS.add("squared steps over those of the noise", (LONG, math.inf), "<= {0:g}", "Use {run.use.accurate}")
 def squared_steps(run: Kept) -> Line | None:
     jump = np.asarray(run.monitor.jump, float)
     late = float(jump[:, jump.shape[1] // 2 :].mean())
@@ -175,7 +184,7 @@ def tuned_inflation(run: Kept) -> Line | None:
 
 @CHECKS.add(
     "check at the end of the warm-up",
-    (0, ONLY_DOUBTFUL),
+    (0, math.inf),
     "",
     f"Possible causes: a hierarchy (use {OTHER_PARAMETERS}), several modes, parameters that are known only up to a "
     "rotation or a permutation, a posterior that is far from normal (compare with NUTS on fewer rows), or too short a "
@@ -214,7 +223,7 @@ def verdict_on_warm_up(scores: Any, limit: float) -> str:
     return "unchecked" if not np.any(scores) else "doubtful" if failed_scores(scores, limit) else "right"
 
 
-@CHECKS.add("energy", (0, ONLY_DOUBTFUL), "constant", f"Use {NEARER}")
+@CHECKS.add("energy", (0, math.inf), "constant", f"Use {NEARER}")
 def energy(run: Kept) -> Line | None:
     seen = "the energy was still falling when the draws began, as after a start far from the mode"
     return Line(None, "falls", seen=seen, size=1) if still_falling(run.monitor.energy) else None
@@ -232,7 +241,7 @@ def r_hat(run: Kept) -> Line | None:
     return Line(R, shown, seen=seen, size=size, details=where)
 
 
-@CHECKS.add("mixing (not correctness): effective draws", (-FEW, ONLY_DOUBTFUL), f">= {FEW}", "Use {run.use.mixing}")
+@CHECKS.add("mixing (not correctness): effective draws", (-FEW, math.inf), f">= {FEW}", "Use {run.use.mixing}")
 def ess(run: Kept) -> Line | None:
     if run.draws is None:
         return None
@@ -241,7 +250,7 @@ def ess(run: Kept) -> Line | None:
     return Line(-size, f"{-size:.0f} at {where['where']}", seen="averages are not accurate", size=size, details=where)
 
 
-@CHECKS.add("mixing (not correctness): widths", (VARIANCE[0], ONLY_DOUBTFUL), "<= {0:.0%}", "Use {run.use.mixing}")
+@CHECKS.add("mixing (not correctness): widths", (VARIANCE[0], math.inf), "<= {0:.0%}", "Use {run.use.mixing}")
 def spread(run: Kept) -> Line | None:
     if run.draws is None or len(run.draws) == 1:
         return None
