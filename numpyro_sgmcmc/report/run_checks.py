@@ -94,7 +94,7 @@ class Kept:
     "data",
     (0, math.inf),
     "the same",
-    "Start a new run, or resume with the old data, and look for values that are not finite",
+    "Start a new run, or resume with the old data, and look for new values that are not finite",
 )
 def data(run: Kept) -> Line | None:
     seen = "the run was resumed with other data than those it was started with"
