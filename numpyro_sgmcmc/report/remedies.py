@@ -18,13 +18,10 @@ class Remedies(NamedTuple):
     """
     What a user may change. A step size that the warm-up has chosen is not part of it, nor is the size of a minibatch if
     every step uses all rows.
-
-    - **tuned** - whether the warm-up has chosen the step size.
-    - **noisy** - whether there is minibatch noise, if it has.
     """
 
-    tuned: bool
-    noisy: bool = True
+    tuned: bool  # whether the warm-up has chosen the step size
+    noisy: bool = True  # whether there is minibatch noise, if it has
 
     @classmethod
     def of(cls, monitor: Monitor) -> "Remedies":

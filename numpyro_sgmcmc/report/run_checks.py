@@ -17,7 +17,6 @@ from numpyro_sgmcmc.report.statistics import (
     LONG,
     NEVER_MIXED,
     deviation_from_1,
-    known_temperatures,
     long_steps,
     never_mixed,
     off_temperature,
@@ -77,7 +76,8 @@ class Kept:
     @cached_property
     def temperature(self) -> np.ndarray:
         """The kinetic temperatures of the other chains, at the draws that have one."""
-        return np.delete(known_temperatures(self.monitor.temperature), self.stuck, 0)
+        T = np.delete(np.asarray(self.monitor.temperature, float), self.stuck, 0)
+        return T[:, ~np.isnan(T).all(0)]
 
     @cached_property
     def scores(self) -> list[float]:

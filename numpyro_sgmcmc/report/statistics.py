@@ -1,7 +1,6 @@
 """What the numbers of a :class:`~numpyro_sgmcmc.report.monitor.Monitor` show. Those of a right run show nothing."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -121,12 +120,6 @@ def beyond_chance(T: np.ndarray, coordinates: int, tolerance: float) -> bool:
         return bool(T.size) and not math.isfinite(mean)
     x = max(mean / (1 + math.copysign(tolerance, mean - 1)), np.finfo(float).tiny)
     return len(T) * coordinates * (x - 1 - math.log(x)) / 2 > -math.log(CHANCE)
-
-
-def known_temperatures(temperature: Any) -> np.ndarray:
-    """The temperatures of the draws that have one, shape ``(chains, draws)``."""
-    T = np.asarray(temperature, float)
-    return T[:, ~np.isnan(T).all(0)]
 
 
 def sure_error(x: np.ndarray) -> float:
