@@ -546,7 +546,7 @@ def test_one_chain_and_two_plates():
     found = summary(mcmc, table)
     assert set(found["score"]["by_site"]) == {"mu", "scale"}
     assert found["passes"]["value"] == pytest.approx(110 * 5 * 12 / 96)  # two rows and six columns of a table of 4 x 24
-    assert epoch_of(kernel, kernel.potential((table,), {})) == 4  # the longer epoch, as its noise is cancelled last
+    assert epoch_of(Run(mcmc, (table,), {}, "test")) == 4  # the longer epoch, as its noise is cancelled last
 
 
 def separate(x, y):
