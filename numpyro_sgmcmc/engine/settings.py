@@ -7,7 +7,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.report.run_doubts import doubts, verdict
+from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
@@ -119,10 +119,10 @@ def _verdicts(mcmc: MCMC, sites: set[str], tuning: Tuning) -> np.ndarray:
     if "monitor" in fields:
         samples = mcmc.get_samples(group_by_chain=True)
         latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
-        mixing = max((float(r_hat(x).max()) for x in latents), default=None)
-        found = doubts(fields["monitor"], tuning.coordinates.center.shape[-1], tuning.score_limit, mixing)
-        of_draws = worst(*(doubt.verdict for doubt in found if doubt.line != "warm_up"))
+        mixing = np.concatenate([r_hat(x).ravel() for x in latents]) if latents else None
+        run = Kept(fields["monitor"], tuning.coordinates.center.shape[-1], tuning.score_limit, mixing)
+        of_draws = worst(*(line.verdict for name, line in run.failures.items() if name != "warm_up"))
     checks = np.stack(tuning.scores, -1)
-    of_warm_up = [verdict(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
+    of_warm_up = [verdict_on_warm_up(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
     found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
     return np.array(found).reshape(checks.shape[:-1])
