@@ -13,7 +13,7 @@ At the end of a round the differences :math:`e = (g_1 - g_2) / \sqrt{2}` at some
 at the position of the chain, whose covariance is :math:`S = E[e e^T]`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -192,7 +192,7 @@ def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Arr
     return jnp.where(narrow | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
 
 
-def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[Noise, jax.Array]:
+def rotation(noise: jax.Array, turns: Any, blocks: np.ndarray | None = None) -> tuple[Noise, jax.Array]:
     """
     The gradient noise along its axes, and these axes: the eigenvectors of S, along which the noise is uncorrelated.
 
@@ -200,12 +200,19 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[Noise,
     in 30 dimensions is a third too large. Outliers are :func:`shortened`.
 
     :param noise: samples of e, shape ``(samples, d)``.
+    :param turns: the coordinates whose axes are looked for.
     :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
     """
     noise = shortened(noise)
     first, second = jnp.split(noise, [len(noise) // 2])
+    first = first[:, turns]
     _, axes = axes_of(product(first.T, first), blocks)
-    return measured(product(second, axes)), axes
+    return measured(turned(second, turns, axes)), axes
+
+
+def turned(x: jax.Array, turns: Any, axes: jax.Array) -> jax.Array:
+    """x in coordinates whose axes are turned."""
+    return x.at[..., turns].set(product(x[..., turns], axes))
 
 
 def measured(noise: jax.Array) -> Noise:
