@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.data.row_array import RowArray
@@ -115,15 +115,20 @@ class Chains:
         The centring that is chosen at the start of a chain. In the second round the descent is in the variables that
         the first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
         """
-        z, centering = state.z, {}
-        for key in random.split(stream(state.rng_key, CENTRE), ROUNDS):
-            key_rows, key_noise, key = random.split(key, 3)
+        sites = self.potential.hierarchical_sites
+        written = {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()}
+        keys = random.split(stream(state.rng_key, CENTRE), ROUNDS)
+
+        def choose(k, chosen):
+            z, centering = chosen
+            key_rows, key_noise, key = random.split(keys[k], 3)
             centred = self.potential.centred(centering)
             start = self.potential.in_variables_of(centred, z)
             end = descend(centred, start, key_rows, key_noise, is_contiguous(self.chain.rows))
             z = centred.in_variables_of(self.potential, end)
-            centering = shares_of_data(self.potential, z, key)
-        return centering
+            return z, shares_of_data(self.potential, z, key)
+
+        return lax.fori_loop(0, ROUNDS, choose, (state.z, written))[1]
 
     def transition(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """One MCMC transition of every chain: ``steps_per_sample`` steps."""

@@ -71,11 +71,10 @@ def arrow_law(
     def look_at(law: Arrow) -> Look:
         def add(k, sums):
             draw, of_part = draws[k % PAIRS], energy(k % parts)
-            ends = law.to_z(draw), law.to_z(-draw)
-            values, slopes = zip(*(jax.value_and_grad(of_part)(z) for z in ends))
-            z = jnp.where(k // parts % 2, *ends)
-            columns = _columns(jax.grad(of_part), law, z, along)
-            return jax.tree.map(jnp.add, sums, (sum(values) / 2, sum(slopes) / 2, columns))
+            ends = jax.vmap(law.to_z)(jnp.stack([draw, -draw]))
+            values, slopes = jax.vmap(jax.value_and_grad(of_part))(ends)
+            columns = _columns(jax.grad(of_part), law, ends[k // parts % 2], along)
+            return jax.tree.map(jnp.add, sums, (values.mean(), slopes.mean(0), columns))
 
         zeros = jnp.zeros((), draws.dtype), jnp.zeros_like(law.center), jnp.zeros_like(along)
         value, slope, columns = jax.tree.map(lambda x: x / number, lax.fori_loop(0, number, add, zeros))

@@ -38,18 +38,19 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     a = potential.in_variables_of(written, z)
     key_signs, key_model = random.split(rng_key)
 
-    def curvature(k, name, energy):
-        """The diagonal of the Hessian with respect to a site, from one random vector of signs."""
-        signs = random.rademacher(random.fold_in(key_signs, k), sites[name].shape, sites[name].dtype)
+    def curvature(name, energy):
+        """The diagonal of the Hessian with respect to a site, from random vectors of signs."""
         slope = jax.grad(lambda x: energy({**a, name: x}))
-        return signs * jax.jvp(slope, (a[name],), (signs,))[1]
+
+        def seen(key):
+            signs = random.rademacher(key, sites[name].shape, sites[name].dtype)
+            return signs * jax.jvp(slope, (a[name],), (signs,))[1]
+
+        return jax.vmap(seen)(random.split(key_signs, PROBES)).mean(0)
 
     def of_all(potential, a, rows, key):
         del a
-        found = {
-            name: sum(curvature(k, name, lambda z: potential.estimate(z, rows, key)) for k in range(PROBES)) / PROBES
-            for name in sites
-        }
+        found = {name: curvature(name, lambda z: potential.estimate(z, rows, key)) for name in sites}
         return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
 
     total = over_all_rows(written, of_all, a, key_model)
@@ -58,7 +59,7 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     for name in sites:
         form = location_scale(trace[name]["fn"])
         assert form is not None
-        own = curvature(0, name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
+        own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
         data = jnp.maximum(total[name] - own, 0)
         share = jnp.where(jnp.isfinite(data), data / (data + form.scale**-2.0), 1)
         bent = (1 - share).mean() / jnp.sqrt(1 + 2 * (share**2).sum())

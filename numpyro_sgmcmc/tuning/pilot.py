@@ -20,12 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.tuning.coordinates import axes_of, product
+from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.step_rule import Noise
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.significance import largest_z_score
 
 BLOCKS = 20  # blocks per round
 FAR, APART = 100.0, 10.0  # a distance in x, and an R-hat, that draws of any posterior hardly have
+ALIKE = 20  # at least so many groups, or this part of them, have noise with about the same variance
 OUTLYING = 20.0  # maximal squared length of a sample of the noise, relative to the median
 
 
@@ -224,6 +226,32 @@ def measured(noise: jax.Array) -> Noise:
     squares = noise**2
     variance = jnp.mean(squares, 0)
     return Noise(variance, squares.std(0) / jnp.maximum(variance, 1e-30) / jnp.sqrt(len(squares)))
+
+
+def pooled(noise: Noise, layout: Layout) -> Noise:
+    """
+    The noise where the groups of a family learn from each other: a few hundred samples tell little about a group that
+    few minibatches hit. The variances of the groups move to their mean as far as they differ by chance only, and the
+    standard error is that of groups with about the same variance.
+    """
+
+    def over_groups(variance, squared_error):
+        mean, differences = variance.mean(), variance.var()
+        own = jnp.maximum(differences - squared_error.mean(), 0) / jnp.maximum(differences, 1e-30)
+        alike = max(ALIKE, len(variance) // ALIKE)  # neighbours in the order of their variances
+        order = jnp.argsort(variance)
+        window = jnp.ones(min(alike, len(variance))) / min(alike, len(variance))
+        smooth = jnp.convolve(squared_error[order], window, "valid")
+        first = (len(variance) - len(smooth)) // 2
+        smooth = jnp.pad(smooth, (first, len(variance) - len(smooth) - first), "edge")
+        return mean + own * (variance - mean), jnp.zeros_like(smooth).at[order].set(own * smooth)
+
+    of_globals, members = layout.split(noise.variance)
+    its_error, errors = layout.split((noise.variance * noise.error) ** 2)
+    pairs = [jax.vmap(over_groups, 1, 1)(*pair) for pair in zip(members, errors)]
+    variance = layout.merge(of_globals, [pair[0] for pair in pairs])
+    error = jnp.sqrt(layout.merge(its_error, [pair[1] for pair in pairs]))
+    return Noise(variance, error / jnp.maximum(variance, 1e-30))
 
 
 def bend_of(bends: jax.Array) -> jax.Array:

@@ -35,6 +35,7 @@ from numpyro_sgmcmc.tuning.pilot import (
     bend_of,
     evidence,
     measured,
+    pooled,
     rotation,
     shortened,
     stretch,
@@ -248,6 +249,8 @@ class Tuner:
             seen, axes = rotation(differences, turns, blocks_of(potential.prototype, self.dense_mass))
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
+        if isinstance(coordinates, Arrow):
+            seen = pooled(seen, coordinates.layout)
         bend = bend_of(bends)
         h = self.rule.step_size(seen, bend, tuning.largest)
         steps = jnp.clip(jnp.ceil(tuning.length / h), 1, MOST_STEPS).astype(jnp.int32)
