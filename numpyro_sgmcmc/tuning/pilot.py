@@ -115,10 +115,12 @@ def evidence(moments: Moments) -> Evidence:
     by_block = lambda a: a.reshape(-1, a.shape[-1])  # noqa: E731
     virial = of_block[:, 3] - x * of_block[:, 2]
 
-    def z_score(values, expected):
+    def z_score(values, expected, variance):
+        # products are skewed: their mean and the spread of the blocks are small together, so that among many
+        # coordinates some have an error that is far too small. Independent draws of a normal have the least one
         values = by_block(values)
         error = values.std(0, ddof=1) / jnp.sqrt(len(values))
-        return (values.mean(0) - expected) / jnp.maximum(error, 1e-30)
+        return (values.mean(0) - expected) / jnp.maximum(error, jnp.sqrt(variance / (draws * chains)))
 
     # longer blocks can resolve slower coordinates, but fewer blocks are noisier
     longer = of_block[:, 0].reshape(BLOCKS // 2, 2, chains, -1).mean(1)
@@ -133,8 +135,8 @@ def evidence(moments: Moments) -> Evidence:
         variance,
         jnp.median(effective),
         effective.min() / (draws * chains),
-        z_score(of_block[:, 2], 0.0),
-        z_score(virial, 1.0),
+        z_score(of_block[:, 2], 0.0, 1.0),
+        z_score(virial, 1.0, 2.0),
         r_hat,
     )
 
