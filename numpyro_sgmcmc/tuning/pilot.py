@@ -196,7 +196,9 @@ def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Arr
     return jnp.where(narrow | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
 
 
-def rotation(noise: jax.Array, turns: Any, blocks: np.ndarray | None = None) -> tuple[Noise, jax.Array]:
+def rotation(
+    noise: jax.Array, blocks: np.ndarray | None = None, turns: Any = slice(None)
+) -> tuple[Noise, jax.Array]:
     """
     The gradient noise along its axes, and these axes: the eigenvectors of S, along which the noise is uncorrelated.
 
@@ -204,8 +206,8 @@ def rotation(noise: jax.Array, turns: Any, blocks: np.ndarray | None = None) -> 
     in 30 dimensions is a third too large. Outliers are :func:`shortened`.
 
     :param noise: samples of e, shape ``(samples, d)``.
-    :param turns: the coordinates whose axes are looked for.
     :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
+    :param turns: the coordinates whose axes are looked for.
     """
     noise = shortened(noise)
     first, second = jnp.split(noise, [len(noise) // 2])

@@ -246,7 +246,7 @@ class Tuner:
             seen = measured(shortened(differences))
         else:
             turns = coordinates.turns
-            seen, axes = rotation(differences, turns, blocks_of(potential.prototype, self.dense_mass))
+            seen, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass), turns)
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
         if isinstance(coordinates, Arrow):
