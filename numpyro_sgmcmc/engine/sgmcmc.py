@@ -87,8 +87,8 @@ class SGMCMC(MCMCKernel):
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: uniform on (-2, 2); if the warm-up chooses the step
         size, the best of several draws around 0.
     :param dense_mass: the coordinates whose correlations the warm-up estimates: True, False, or a list of tuples
-        of sites, as for :class:`~numpyro.infer.NUTS`. With more than 1000 coordinates, True means a diagonal and a few
-        directions, and False a diagonal.
+        of sites, as for :class:`~numpyro.infer.NUTS`. True means a matrix, for a hierarchy of many groups its blocks
+        and border, and with more than 1000 coordinates otherwise a diagonal and a few directions; False a diagonal.
     :param settings: the settings of another run, from :func:`~numpyro_sgmcmc.settings`. The warm-up starts with its
         coordinates.
     :param local: how to draw the latent sites of the rows for each minibatch: :class:`~numpyro_sgmcmc.LocalGibbs`,

@@ -8,8 +8,8 @@ from numpyro_sgmcmc.report.monitor import Monitor
 
 REFUSED_FOR = "values that are not finite or out of the support, or to an energy that chance does not allow"
 OTHER_PARAMETERS = (
-    "other parameters of the model (numpyro.infer.reparam.LocScaleReparam: centre the groups of a hierarchy that have "
-    "many rows, non-centre those with few)"
+    "other parameters of the model (write the effects of groups as Normal(mu, tau): then the warm-up chooses their "
+    "parametrisation)"
 )
 NEARER = "a larger num_warmup, or init_params=find_mode(...)"
 

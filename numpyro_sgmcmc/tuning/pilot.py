@@ -196,9 +196,7 @@ def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Arr
     return jnp.where(narrow | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
 
 
-def rotation(
-    noise: jax.Array, blocks: np.ndarray | None = None, turns: Any = slice(None)
-) -> tuple[Noise, jax.Array]:
+def rotation(noise: jax.Array, blocks: np.ndarray | None = None, turns: Any = slice(None)) -> tuple[Noise, jax.Array]:
     """
     The gradient noise along its axes, and these axes: the eigenvectors of S, along which the noise is uncorrelated.
 
