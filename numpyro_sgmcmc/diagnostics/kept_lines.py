@@ -13,6 +13,7 @@ from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.run_checks import LONG, MIXED, OFF, SELDOM, known_temperatures, verdict_on_one
 from numpyro_sgmcmc.report.run_doubts import doubts
+from numpyro_sgmcmc.report.run_scores import RunVerdict
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.types import Thermostatted
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat, unequal_spread
@@ -126,8 +127,11 @@ def kept_lines(run: Run, draws: Draws) -> dict[str, Line]:
             f"the standard deviations of the chains differ, so that of all draws is not known: {use.mixing}.",
             {"where": names[widest]},
         )
+    scores = RunVerdict.of(monitor.scores)
+    if scores.verdict:
+        lines["run_scores"] = _run_scores(scores, run)
     limit = np.inf if run.tuning is None else run.tuning.score_limit
-    for doubt in doubts(monitor, z.shape[-1], limit, float(R[worst_R]) if enough else None):
+    for doubt in doubts(monitor, run.state.layout, limit, float(R[worst_R]) if enough else None):
         line = lines.get(doubt.line, Line(*OTHER_LINES.get(doubt.line, (doubt.line, None, "see below"))))
         verdict = worst(line.verdict, doubt.verdict)
         lines[doubt.line] = line._replace(verdict=verdict, advice=f"{doubt.found}. {doubt.remedy}.")
@@ -171,6 +175,17 @@ def temperature_line(name: str, T: np.ndarray, remedy: str, coordinates: int | N
         f"{remedy}.",
         {"error": error},
     )
+
+
+def _run_scores(scores: RunVerdict, run: Run) -> Line:
+    """The identities of the score during the run."""
+    shown = f"{scores.numbers.score:.2g} times the bound"
+    if scores.decides:
+        power = f"{scores.power} would have been seen"
+    else:
+        power = f"needs {scores.needed * run.draws_of_a_chain:.2g} draws of each chain to be sure"
+    details = scores.numbers._asdict()
+    return Line("score identities during the run", scores.numbers.score, f"{shown}; {power}", "<= 1", "ok", "", details)
 
 
 def _thermostat(run: Run) -> Line:

@@ -63,6 +63,7 @@ class Chain:
 
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: the dynamics chooses the start.
     :param bool tuned: whether coordinates and step size are those of ``state.tuning``.
+    :param bool checked: whether the draws are checked, see :mod:`~numpyro_sgmcmc.engine.run_check`.
     """
 
     dynamics: Dynamics
@@ -72,6 +73,7 @@ class Chain:
     schedule: Schedule
     init_strategy: Any = None
     tuned: bool = False
+    checked: bool = False
 
     # -- the start ----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_doubts import doubts, verdict
+from numpyro_sgmcmc.report.run_scores import RunVerdict
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
@@ -115,14 +116,17 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
 def _verdicts(mcmc: MCMC, sites: set[str], tuning: Tuning) -> np.ndarray:
     """The verdict on a run, or on each of the chains that have found their own settings."""
     fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
-    of_draws = "ok"
+    of_draws, run = "ok", None
     if "monitor" in fields:
         samples = mcmc.get_samples(group_by_chain=True)
         latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
         mixing = max((float(r_hat(x).max()) for x in latents), default=None)
-        found = doubts(fields["monitor"], tuning.coordinates.center.shape[-1], tuning.score_limit, mixing)
+        found = doubts(fields["monitor"], mcmc.last_state.layout, tuning.score_limit, mixing)
+        run = RunVerdict.of(fields["monitor"].scores)
         of_draws = worst(*(doubt.verdict for doubt in found if doubt.line != "warm_up"))
     checks = np.stack(tuning.scores, -1)
     of_warm_up = [verdict(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
+    if run is not None and run.decides:  # the draws decide, not those of the warm-up
+        of_warm_up = ["right"] * len(of_warm_up)
     found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
     return np.array(found).reshape(checks.shape[:-1])

@@ -9,11 +9,12 @@ import numpy as np
 
 from numpyro_sgmcmc.report.end_of_run import Collected
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
+from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers
 from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
-NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE = range(7)
+NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)
 
 
 def stream(rng_key: jax.Array, use: int) -> jax.Array:
@@ -89,6 +90,8 @@ class SGMCMCState(NamedTuple):
       model.
     - **tuning** - the settings, the same for all chains: those that the warm-up has found so far, see
       :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`, or :class:`~numpyro_sgmcmc.tuning.tuning.Given`.
+    - **scores** - the averages that check the draws (:mod:`~numpyro_sgmcmc.report.run_scores`), the same for all
+      chains, or ``()``.
     """
 
     i: jax.Array
@@ -111,6 +114,7 @@ class SGMCMCState(NamedTuple):
     rng_key: jax.Array
     tuning: Any = Given()
     centering: Any = ()
+    scores: Any = ()
 
     def __getitem__(self, index: Any) -> Any:
         # NumPyro tries this with the names in extra_fields= that are no attribute
@@ -146,7 +150,8 @@ class SGMCMCState(NamedTuple):
         )
         changed = Marks.of(self.marks).data_changed
         found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 7
-        found = [jnp.full_like(self.step_size, number) for number in found]
+        scores = self.scores.numbers if hasattr(self.scores, "numbers") else [0.0] * len(RunNumbers._fields)
+        found = [jnp.full_like(self.step_size, number) for number in (*found, *scores)]
         # chains that are tuned one by one have coordinates of their own
         place = projection(self.phase.z if batched else self.z, batched)
         jump = jnp.zeros_like(self.step_size)
@@ -155,4 +160,10 @@ class SGMCMCState(NamedTuple):
         own = chain, self.refused, self.diverging, temperature, self.step_size, changed
         monitor = Monitor(*own, self.potential_estimate, place, jump, *found)
         chains = jnp.size(self.i) if batched else 1
-        return Collected.of(monitor, chains, sum(map(jnp.size, jax.tree.leaves(self.phase.z))) // chains)
+        return Collected.of(monitor, chains, self.layout)
+
+    @property
+    def layout(self) -> Layout:
+        """The latent sites of a chain."""
+        chains = jnp.size(self.i)
+        return Layout(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))

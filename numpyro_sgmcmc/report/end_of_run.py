@@ -19,6 +19,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.run_checks import STUCK
+from numpyro_sgmcmc.report.run_scores import Layout
 from numpyro_sgmcmc.report.run_warnings import report
 from numpyro_sgmcmc.types import Plate
 
@@ -33,16 +34,16 @@ class Collected:
     When it is rebuilt from the arrays of a whole run, it runs the checks and becomes a :class:`Monitor`.
 
     :param int chains: number of chains in one vectorized state, otherwise 1.
-    :param int coordinates: number of coordinates of a chain.
+    :param layout: the latent sites.
     """
 
-    def __init__(self, packed: Any, chains: int, coordinates: int):
-        self.packed, self.chains, self.coordinates = packed, chains, coordinates
+    def __init__(self, packed: Any, chains: int, layout: Layout):
+        self.packed, self.chains, self.layout = packed, chains, layout
 
     @classmethod
-    def of(cls, monitor: Monitor, chains: int, coordinates: int) -> "Collected":
+    def of(cls, monitor: Monitor, chains: int, layout: Layout) -> "Collected":
         """The packed form of a monitor."""
-        return cls(jnp.stack([jnp.asarray(part, jnp.float32) for part in monitor], -1), chains, coordinates)
+        return cls(jnp.stack([jnp.asarray(part, jnp.float32) for part in monitor], -1), chains, layout)
 
     def is_whole_run(self) -> bool:
         """Whether the axes are chains and draws. During a run draws are the first axis, or there is none of chains."""
@@ -59,14 +60,14 @@ class Collected:
         return packed.shape[1] != self.chains or bool((np.asarray(packed)[:, 0, 0] == np.arange(self.chains)).all())
 
 
-def _rebuild(fixed: tuple[int, int], children: Any) -> Any:
+def _rebuild(fixed: tuple[int, Layout], children: Any) -> Any:
     (packed,) = children
     collected = Collected(packed, *fixed)
     if not collected.is_whole_run():
         return collected
     if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
         _reported[0] = weakref.ref(packed)
-        report(_unpacked(packed), collected.coordinates, collected.chains)
+        report(_unpacked(packed), collected.layout, collected.chains)
     return _unpacked(packed)
 
 
@@ -75,7 +76,7 @@ def _unpacked(packed: Any) -> Monitor:
     return Monitor((), refused.astype(np.int32), diverging > 0, temperature, step_size, changed > 0, *rest)
 
 
-jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.coordinates)), _rebuild)
+jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.layout)), _rebuild)
 
 
 class Bar:

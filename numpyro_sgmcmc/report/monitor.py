@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.report.run_scores import RunNumbers
+
 FIRST = 64  # coordinates per site that are used to distinguish chains
 
 
@@ -28,6 +30,8 @@ class Monitor(NamedTuple):
     - **inflation** - relative inflation of the variance that the warm-up predicts; 0 if the step size was given.
     - **gradient**, **virial**, **r_hat** - the worst scores of the check at the end of the warm-up, see
       :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 if there was none.
+    - **gradients** to **least_inflation** - see :class:`~numpyro_sgmcmc.report.run_scores.RunNumbers`; 0 if the draws
+      are not checked.
     """
 
     chain: Any
@@ -46,6 +50,18 @@ class Monitor(NamedTuple):
     gradient: Any
     virial: Any
     r_hat: Any
+    gradients: Any
+    series: Any
+    size: Any
+    error: Any
+    score: Any
+    least_shift: Any
+    least_inflation: Any
+
+    @property
+    def scores(self) -> RunNumbers:
+        """What the identities of the score say about the run."""
+        return RunNumbers(*self[-len(RunNumbers._fields) :])
 
 
 def projection(position: Any, batched: bool) -> jax.Array:

@@ -27,6 +27,7 @@ from numpyro_sgmcmc.report.run_checks import (
     sure_temperature,
     verdict_on_one,
 )
+from numpyro_sgmcmc.report.run_scores import Layout, RunVerdict
 from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
 
 
@@ -46,12 +47,12 @@ class Doubt(NamedTuple):
     told: bool = True
 
 
-def doubts(monitor: Monitor, coordinates: int, limit: float, r_hat: float | None = None) -> list[Doubt]:
+def doubts(monitor: Monitor, layout: Layout, limit: float, r_hat: float | None = None) -> list[Doubt]:
     """
     The doubts about a run, the most reliable first; empty if there are none, or no draws.
 
     :param monitor: arrays of shape ``(chains, draws)``.
-    :param int coordinates: number of coordinates of a chain.
+    :param layout: the latent sites.
     :param float limit: bound of the scores of the warm-up, see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
     :param float r_hat: R-hat of the draws in the worst coordinate. None: that of one function of the coordinates.
     """
@@ -72,7 +73,8 @@ def doubts(monitor: Monitor, coordinates: int, limit: float, r_hat: float | None
         seen = f"the kinetic temperature of the run is {off:.3g} instead of 1"
         found.append(Doubt("kinetic_temperature", "wrong", seen, use.hot(off)))
     of = Monitor(*(part if isinstance(part, tuple) else part[kept] for part in monitor))
-    rest = [*_of_steps(of, T[:, :0] if off else T[moving], coordinates, use), *_of_draws(of, limit, use, r_hat)]
+    rest = [*_of_steps(of, T[:, :0] if off else T[moving], layout.coordinates, use)]
+    rest += _of_draws(of, layout, limit, use, r_hat)
     found += [doubt._replace(told=doubt.told and not found) for doubt in rest]  # they may follow from the first
     if monitor.data_changed.any():
         found.append(
@@ -134,7 +136,7 @@ def _of_steps(monitor: Monitor, T: np.ndarray, coordinates: int, use: Remedies) 
         )
 
 
-def _of_draws(monitor: Monitor, limit: float, use: Remedies, r_hat: float | None) -> Iterable[Doubt]:
+def _of_draws(monitor: Monitor, layout: Layout, limit: float, use: Remedies, r_hat: float | None) -> Iterable[Doubt]:
     inflation = float(np.max(monitor.inflation[:, -1]))
     if not inflation <= OFF:
         yield Doubt(
@@ -143,8 +145,11 @@ def _of_draws(monitor: Monitor, limit: float, use: Remedies, r_hat: float | None
             f"minibatch noise is predicted to increase the posterior variances by up to {inflation:.0%}",
             f"Use {use.quiet}",
         )
+    run = RunVerdict.of(monitor.scores)
+    if run.verdict not in ("ok", ""):
+        yield Doubt("run_scores", run.verdict, run.words(layout), f"Use {use.accurate}")
     failed = failed_check(monitor.gradient[:, -1], monitor.virial[:, -1], monitor.r_hat[:, -1], limit)
-    if failed:
+    if failed and not run.decides:
         yield failed_warm_up(failed, use)
     if still_falling(monitor.energy):
         yield Doubt(

@@ -7,6 +7,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.run_doubts import doubts, verdict
+from numpyro_sgmcmc.report.run_scores import Layout
 from numpyro_sgmcmc.tuning.pilot import score_limit
 from numpyro_sgmcmc.utils.compat import stack_level
 from numpyro_sgmcmc.utils.significance import worst
@@ -14,16 +15,16 @@ from numpyro_sgmcmc.utils.significance import worst
 logger = logging.getLogger(__name__.partition(".")[0])
 
 
-def report(monitor: Monitor, coordinates: int = 1, chains: int = 1) -> None:
+def report(monitor: Monitor, layout: Layout = Layout((("", 1),)), chains: int = 1) -> None:
     """
     Warns, once, of all doubts about a run that are worth it. Logs the results of its warm-up at level INFO.
 
     :param monitor: arrays of shape ``(chains, draws)``.
-    :param int coordinates: number of coordinates of a chain.
+    :param layout: the latent sites.
     :param int chains: number of chains that are tuned together.
     """
-    limit = score_limit(coordinates, chains)
-    told = [doubt for doubt in doubts(monitor, coordinates, limit) if doubt.told]
+    limit = score_limit(layout.coordinates, chains)
+    told = [doubt for doubt in doubts(monitor, layout, limit) if doubt.told]
     h, steps = (float(np.asarray(part)[-1, -1]) for part in (monitor.step_size, monitor.num_steps))
     if steps and h > 0:
         _log_found(monitor, limit)
