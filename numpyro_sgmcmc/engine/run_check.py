@@ -3,13 +3,18 @@ Adds the draws of a run to the averages of :mod:`~numpyro_sgmcmc.report.run_scor
 
 A word that ends with a kick, such as ``BAGAB``, has evaluated the gradient at the draw for its next step. If batches
 are independent, the draw does not depend on their rows, so this gradient is used. Otherwise one is evaluated on rows of
-its own, after every k-th draw, such that there are 20 steps for each, or several after a draw of many steps.
+its own after every k-th draw, so that there are at least 20 steps for each; after a draw of many steps, several.
+
+If the step size is given, the matrix S is the covariance of the draws in the second half of the warm-up.
 
 A run is not checked if the gradient at a draw is not defined or costs too much: local values that are kept from visit
 to visit, a block of Gibbs, data on disk, other variables than those of NumPyro (a simplex), replicas that exchange
 temperatures; nor with a schedule, whose draws have no common distribution.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,7 +29,7 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.run_scores import Layout, RunScores
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.schedules import Constant
-from numpyro_sgmcmc.tuning.coordinates import Identity, raveled
+from numpyro_sgmcmc.tuning.coordinates import raveled
 from numpyro_sgmcmc.types import RowsState
 
 STEPS = 20  # steps for each gradient that is evaluated for the check
@@ -32,90 +37,110 @@ FREE_STEPS = 8  # the same if the gradient has been evaluated for a step
 MOST = 8  # maximal number of gradients at a draw
 
 
-def layout_of(potential: ModelPotential) -> Layout:
-    """The averages of the model of this potential."""
-    inside = [name for name, site in potential.structure.latents.items() if site.plates]
-    return Layout.of(potential.prototype, inside)
-
-
-def can_check(chain: Chain, potential: ModelPotential) -> bool:
-    """Whether the draws of this chain are checked."""
-    undefined = potential.keeps_local_values or potential.transforms is not None
-    defined = not undefined and GIBBS_SITES_KWARG not in potential.kwargs
-    return chain.checked and defined and not potential.sources and isinstance(chain.schedule, Constant)
-
-
-def with_scores(chain: Chain, potential: ModelPotential, state: SGMCMCState, chains: int) -> SGMCMCState:
-    """A new state, with the averages that its draws will be added to if they are checked."""
-    if not can_check(chain, potential):
-        return state
-    return state._replace(scores=RunScores.zeros(layout_of(potential), chains, raveled(state.z).dtype, not chain.tuned))
-
-
-def checked(chain: Chain, potential: ModelPotential, steps: Any, before: SGMCMCState, state: SGMCMCState):
+@dataclass(frozen=True)
+class RunCheck:
     """
-    The state after a transition, where its draws have been added to the averages.
-
+    :param chain: the chain for the potential.
     :param potential: that of the variables in which the chains move.
-    :param steps: steps of the transition.
-    :param before: the state before it.
     """
-    if isinstance(state.scores, tuple) and not isinstance(state.scores, RunScores):
-        return state
-    batched = jnp.ndim(state.i) == 1
-    marks = Marks.of(state.marks)
-    i = jnp.ravel(state.i)[0]
-    if chain.tuned:
-        sampling = state.tuning.transition > state.tuning.num_warmup
-    else:
-        sampling = jnp.ravel((marks.wraps > 0) | (state.i > marks.num_warmup))[0]
-    steps = jnp.asarray(steps, jnp.int32)
-    free = chain.integrator.carries_gradient and getattr(chain.rows, "independent", False)
-    period = jnp.maximum(-(-(FREE_STEPS if free else STEPS) // steps), 1)
-    repeats = jnp.clip(steps // STEPS, 1, MOST)
-    due = (sampling & (state.scores.draws % period == 0)).astype(jnp.int32)
-    late = (
-        ~sampling
-        & (i > jnp.ravel(marks.num_warmup)[0] // 2)
-        & ((i // steps.astype(i.dtype)) % period.astype(i.dtype) == 0)
-    ).astype(jnp.int32)
-    layout = layout_of(potential)
-    coordinates = state.tuning.coordinates
-    learns = isinstance(coordinates, Identity)
-    ones = jnp.ones(layout.coordinates, state.scores.center.dtype)
 
-    def over(fn):
-        """Over chains."""
-        axes = axes_of_chains(chain)
-        return (lambda state, *keys: jax.vmap(fn, (axes, *[0] * len(keys)))(state, *keys)) if batched else fn
+    chain: Chain
+    potential: ModelPotential
 
-    def gradient(state, key):
-        """At the position of a chain, in its coordinates."""
-        if free:
+    @property
+    def possible(self) -> bool:
+        """Whether the draws can be checked, and the user has not switched it off."""
+        potential = self.potential
+        defined = potential.transforms is None and not potential.keeps_local_values
+        defined &= GIBBS_SITES_KWARG not in potential.kwargs and isinstance(self.chain.schedule, Constant)
+        return self.chain.checked and defined and not potential.sources
+
+    @property
+    def layout(self) -> Layout:
+        """The averages of the model."""
+        inside = [name for name, site in self.potential.structure.latents.items() if site.plates]
+        return Layout.of(self.potential.prototype, inside)
+
+    def start(self, state: SGMCMCState, chains: int) -> SGMCMCState:
+        """A new state, with the averages of no draws yet; without them if the draws are not checked."""
+        if not self.possible:
+            return state
+        dtype = raveled(state.z).dtype
+        return state._replace(scores=RunScores.zeros(self.layout, chains, dtype, learns=not self.chain.tuned))
+
+    def after(self, before: SGMCMCState, state: SGMCMCState, steps: Any) -> SGMCMCState:
+        """
+        The state after a transition, with its draws in the averages.
+
+        :param before: the state before it.
+        :param steps: its number of steps.
+        """
+        scores = state.scores
+        if not isinstance(scores, RunScores):
+            return state
+        steps = jnp.asarray(steps, jnp.uint32)
+        period = ((FREE_STEPS if self._is_free else STEPS) + steps - 1) // steps
+        sampling, late = self._phase(state)
+
+        def add(_, scores):
+            keys = jax.vmap(partial(stream, use=CHECK))(_with_axis(before, before.rng_key))
+            z, g = self._over(state, self._place), self._over(state, partial(self._gradient, steps), keys)
+            if self.chain.tuned:
+                S = state.tuning.coordinates
+                v, diagonal = jax.vmap(S.times)(g), S.variances(jnp.ones_like(g[0]))
+            else:
+                v, diagonal = scores.times(g)
+            return scores.add(self.layout, z, v, diagonal)
+
+        # loops of one iteration or none, because a conditional would copy the averages
+        due = sampling & (scores.draws.astype(jnp.uint32) % period == 0)
+        scores = lax.fori_loop(0, due.astype(jnp.int32), add, scores)
+        if not self.chain.tuned:
+            learn = lambda _, scores: scores.learn(self._over(state, self._place))  # noqa: E731
+            scores = lax.fori_loop(0, late.astype(jnp.int32), learn, scores)
+        return state._replace(scores=scores._replace(draws=scores.draws + sampling))
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the gradient at the draw has been evaluated for the next step, on rows that it does not depend on."""
+        return self.chain.integrator.carries_gradient and getattr(self.chain.rows, "independent", False)
+
+    def _phase(self, state: SGMCMCState) -> tuple[jax.Array, jax.Array]:
+        """Whether the warm-up has ended, and whether its second half has begun but not ended."""
+        if self.chain.tuned:
+            return state.tuning.transition > state.tuning.num_warmup, jnp.zeros((), bool)
+        marks = Marks.of(state.marks)
+        wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
+        sampling = (wraps > 0) | (i > end)
+        return sampling, ~sampling & (i > end // 2)
+
+    def _over(self, state: SGMCMCState, fn: Callable[..., jax.Array], *rest: jax.Array) -> jax.Array:
+        """``fn`` of each chain, with an axis of chains."""
+        if not jnp.ndim(state.i):
+            return fn(state, *(x[0] for x in rest))[None]
+        return jax.vmap(fn, (axes_of_chains(self.chain), *[0] * len(rest)))(state, *rest)
+
+    def _place(self, state: SGMCMCState) -> jax.Array:
+        """z, relative to c of the warm-up."""
+        x = raveled(state.phase.z)
+        return state.tuning.coordinates.times(x) if self.chain.tuned else x
+
+    def _gradient(self, steps: jax.Array, state: SGMCMCState, rng_key: jax.Array) -> jax.Array:
+        """The gradient at the position of a chain, in its coordinates."""
+        if self._is_free:
             return raveled(state.gradient)
-        position = chain._sites(potential, state)
+        z = self.chain.position(self.potential, state)
+        number = jnp.clip(steps // STEPS, 1, MOST).astype(jnp.int32)
 
         def of_rows(k, total):
-            key_rows, key_model = random.split(random.fold_in(key, k))
-            rows, _ = next_rows(chain.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
-            evaluation = chain.evaluate(potential, position, rows, state.gradient_state, key_model)
-            return total + raveled(evaluation.gradient)
+            key_rows, key_model = random.split(random.fold_in(rng_key, k))
+            rows, _ = next_rows(self.chain.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), self.potential.plates)
+            gradient = self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient
+            return total + raveled(gradient) / number
 
-        total = lax.fori_loop(0, repeats, of_rows, jnp.zeros_like(raveled(position))) / repeats
-        return total if isinstance(state.tuning.coordinates, Identity) else state.tuning.coordinates.pull_back(total)
+        gradient = lax.fori_loop(0, number, of_rows, jnp.zeros_like(raveled(z)))
+        return state.tuning.coordinates.pull_back(gradient) if self.chain.tuned else gradient
 
-    def position(state):
-        """The position of a chain, in the coordinates of z relative to c of the warm-up."""
-        x, coordinates = raveled(state.phase.z), state.tuning.coordinates
-        return x if isinstance(coordinates, Identity) else coordinates.times(x)
 
-    def look(_, scores):
-        key = jax.vmap(lambda key: stream(key, CHECK))(before.rng_key) if batched else stream(before.rng_key, CHECK)
-        z, g = over(position)(state), jnp.atleast_2d(over(gradient)(state, key))
-        v, diagonal = scores.times(g) if learns else (jax.vmap(coordinates.times)(g), coordinates.variances(ones))
-        return scores.add(layout, jnp.atleast_2d(z), v, diagonal)
-
-    scores = lax.fori_loop(0, due, look, state.scores)
-    if learns:
-        scores = lax.fori_loop(0, late, lambda _, scores: scores.learn(jnp.atleast_2d(over(position)(state))), scores)
-    return state._replace(scores=scores._replace(draws=scores.draws + sampling))
+def _with_axis(state: SGMCMCState, x: jax.Array) -> jax.Array:
+    return x if jnp.ndim(state.i) else x[None]

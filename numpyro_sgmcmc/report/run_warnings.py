@@ -12,10 +12,12 @@ from numpyro_sgmcmc.tuning.pilot import score_limit
 from numpyro_sgmcmc.utils.compat import stack_level
 from numpyro_sgmcmc.utils.significance import worst
 
+ONE = Layout((("z", 1),))  # a model with one number
+
 logger = logging.getLogger(__name__.partition(".")[0])
 
 
-def report(monitor: Monitor, layout: Layout = Layout((("", 1),)), chains: int = 1) -> None:
+def report(monitor: Monitor, layout: Layout = ONE, chains: int = 1) -> None:
     """
     Warns, once, of all doubts about a run that are worth it. Logs the results of its warm-up at level INFO.
 
