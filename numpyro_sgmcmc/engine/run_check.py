@@ -78,25 +78,28 @@ class RunCheck:
         scores = state.scores
         if not isinstance(scores, RunScores):
             return state
-        steps = jnp.asarray(steps, jnp.uint32)
         period = ((FREE_STEPS if self._is_free else STEPS) + steps - 1) // steps
         sampling, late = self._phase(state)
 
         def add(_, scores):
-            keys = jax.vmap(partial(stream, use=CHECK))(_with_axis(before, before.rng_key))
-            z, g = self._over(state, self._place), self._over(state, partial(self._gradient, steps), keys)
+            # XLA moves what does not depend on the loop out of it, into every transition; the number of places does
+            always = scores.places >= 0
+            key_of = partial(stream, use=jnp.where(always, CHECK, 0))
+            keys = jax.vmap(key_of)(before.rng_key if jnp.ndim(state.i) else before.rng_key[None])
+            z, g = self._over(state, _position), self._over(state, partial(self._gradient, steps), keys)
+            z, g = (jnp.where(always, x, 0) for x in (z, g))
             if self.chain.tuned:
                 S = state.tuning.coordinates
-                v, diagonal = jax.vmap(S.times)(g), S.variances(jnp.ones_like(g[0]))
+                z, v, diagonal = jax.vmap(S.times)(z), jax.vmap(S.times)(g), S.variances(jnp.ones_like(g[0]))
             else:
                 v, diagonal = scores.times(g)
             return scores.add(self.layout, z, v, diagonal)
 
         # loops of one iteration or none, because a conditional would copy the averages
-        due = sampling & (scores.draws.astype(jnp.uint32) % period == 0)
+        due = sampling & (scores.draws % period == 0)
         scores = lax.fori_loop(0, due.astype(jnp.int32), add, scores)
         if not self.chain.tuned:
-            learn = lambda _, scores: scores.learn(self._over(state, self._place))  # noqa: E731
+            learn = lambda _, scores: scores.learn(self._over(state, _position))  # noqa: E731
             scores = lax.fori_loop(0, late.astype(jnp.int32), learn, scores)
         return state._replace(scores=scores._replace(draws=scores.draws + sampling))
 
@@ -120,27 +123,25 @@ class RunCheck:
             return fn(state, *(x[0] for x in rest))[None]
         return jax.vmap(fn, (axes_of_chains(self.chain), *[0] * len(rest)))(state, *rest)
 
-    def _place(self, state: SGMCMCState) -> jax.Array:
-        """z, relative to c of the warm-up."""
-        x = raveled(state.phase.z)
-        return state.tuning.coordinates.times(x) if self.chain.tuned else x
-
-    def _gradient(self, steps: jax.Array, state: SGMCMCState, rng_key: jax.Array) -> jax.Array:
+    def _gradient(self, steps: Any, state: SGMCMCState, rng_key: jax.Array) -> jax.Array:
         """The gradient at the position of a chain, in its coordinates."""
         if self._is_free:
             return raveled(state.gradient)
         z = self.chain.position(self.potential, state)
-        number = jnp.clip(steps // STEPS, 1, MOST).astype(jnp.int32)
 
-        def of_rows(k, total):
-            key_rows, key_model = random.split(random.fold_in(rng_key, k))
-            rows, _ = next_rows(self.chain.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), self.potential.plates)
-            gradient = self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient
-            return total + raveled(gradient) / number
+        def of_rows(k):
+            rows, _ = next_rows(self.chain.rows, RowsState(rng_key, jnp.uint32(k)), self.potential.plates)
+            key_model = random.fold_in(rng_key, k)
+            return raveled(self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient)
 
-        gradient = lax.fori_loop(0, number, of_rows, jnp.zeros_like(raveled(z)))
+        if isinstance(steps, int) and steps < 2 * STEPS:
+            gradient = of_rows(0)
+        else:
+            number = jnp.clip(steps // STEPS, 1, MOST)
+            total = lax.fori_loop(0, number, lambda k, total: total + of_rows(k), jnp.zeros_like(raveled(z)))
+            gradient = total / number
         return state.tuning.coordinates.pull_back(gradient) if self.chain.tuned else gradient
 
 
-def _with_axis(state: SGMCMCState, x: jax.Array) -> jax.Array:
-    return x if jnp.ndim(state.i) else x[None]
+def _position(state: SGMCMCState) -> jax.Array:
+    return raveled(state.phase.z)

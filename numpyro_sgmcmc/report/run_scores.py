@@ -25,6 +25,7 @@ from numpyro_sgmcmc.utils.significance import FALSE_ALARMS, VARIANCE, graded
 
 MEAN = 0.1, 0.3  # an error of a mean in posterior sds: doubtful, wrong
 DENSE = 100  # with more coordinates S is not computed from the warm-up
+SHRUNK = 0.1  # by which the correlations of the warm-up are reduced
 FEW = 20  # gradients of a run that are needed for a standard error
 
 
@@ -226,10 +227,11 @@ class RunScores(NamedTuple):
         ones = jnp.ones_like(g[0])
         if not self.scatter.size:
             return g, ones
-        diagonal = jnp.diagonal(self.scatter)
-        known = (diagonal > 0).all() & jnp.isfinite(self.scatter).all()
-        shrunk = (self.scatter + self.scatter.T) / 2 + jnp.diag(diagonal) * (len(g) / 10)
-        return jnp.where(known, g @ shrunk, g), jnp.where(known, jnp.diagonal(shrunk), ones)
+        eye = jnp.eye(len(ones), dtype=g.dtype)
+        diagonal = (eye * self.scatter).sum(0)
+        known = (diagonal > 0).all() & jnp.isfinite(diagonal).all()
+        S = jnp.where(known, self.scatter * (1 + SHRUNK * eye), eye)
+        return g @ S, jnp.where(known, (1 + SHRUNK) * diagonal, ones)
 
     def add(self, layout: Layout, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
         """
