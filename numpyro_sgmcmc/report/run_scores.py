@@ -25,7 +25,6 @@ from numpyro_sgmcmc.utils.significance import FALSE_ALARMS, VARIANCE, graded
 
 MEAN = 0.1, 0.3  # an error of a mean in posterior sds: doubtful, wrong
 DENSE = 100  # with more coordinates S is not computed from the warm-up
-SHRUNK = 0.1  # by which the correlations of the warm-up are reduced
 FEW = 20  # gradients of a run that are needed for a standard error
 
 
@@ -220,7 +219,7 @@ class RunScores(NamedTuple):
 
     def times(self, g: jax.Array) -> tuple[jax.Array, jax.Array]:
         """
-        S g for a gradient of each chain, and the diagonal of S. The correlations of few positions are shrunk.
+        S g for a gradient of each chain, and the diagonal of S, up to a common factor.
 
         :param g: shape ``(chains, d)``.
         """
@@ -230,8 +229,7 @@ class RunScores(NamedTuple):
         eye = jnp.eye(len(ones), dtype=g.dtype)
         diagonal = (eye * self.scatter).sum(0)
         known = (diagonal > 0).all() & jnp.isfinite(diagonal).all()
-        S = jnp.where(known, self.scatter * (1 + SHRUNK * eye), eye)
-        return g @ S, jnp.where(known, (1 + SHRUNK) * diagonal, ones)
+        return g @ jnp.where(known, self.scatter, eye), jnp.where(known, diagonal, ones)
 
     def add(self, layout: Layout, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
         """
