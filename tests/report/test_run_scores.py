@@ -56,7 +56,6 @@ def test_right_runs_are_right():
     numbers = jax.vmap(seen)(z, g)
     assert float((numbers.score > 1).mean()) < 0.02
     assert (np.asarray(numbers.gradients) == 4 * 249).all()
-    assert not ((numbers.score > 1) & (jnp.abs(numbers.size) > 0.1)).any()
     assert verdict(jax.tree.map(lambda x: x[0], numbers)).decides
 
 
@@ -70,8 +69,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen_with_its_size_and_its_place(fault):
     change, where, size = FAULTS[fault]
-    z, _ = exact(random.key(1), draws=500)
-    z = change(z)
+    z = change(exact(random.key(1))[0])
     numbers = seen(z, z)
     assert LAYOUT.name(int(numbers.series)) == where and verdict(numbers).verdict in ("doubtful", "wrong")
     assert abs(float(numbers.size) - size) < 5 * float(numbers.error) + 0.1 * size
@@ -97,7 +95,7 @@ def test_a_mean_is_seen_through_strong_correlations():
 
     numbers = jax.jit(run, static_argnums=0)(True)
     assert layout.name(int(numbers.series))[0] == "mean" and abs(float(numbers.size) + 0.4) < 0.1
-    np.testing.assert_allclose(numbers.least_shift, 0.1, atol=0.05)
+    np.testing.assert_allclose(numbers.least_shift, 0.1, atol=0.03)
 
 
 def test_nothing_is_said_of_few_gradients_and_all_of_those_that_are_not_finite():
@@ -164,9 +162,9 @@ def test_the_check_costs_a_twentieth_of_the_gradients(steps):
         mcmc = run(kernel, num_samples=60, num_warmup=20, chains=1)
         jax.effects_barrier()
         counts.append(Counting.evaluations)
-        gradients = float(mcmc.last_state.scores.numbers[0]) if check else 0
+        if check:
+            assert float(mcmc.last_state.scores.numbers[0]) > 0
     assert 0 < counts[0] - counts[1] <= 0.05 * counts[1] + 1
-    assert gradients > 0
 
 
 def test_a_gradient_that_a_step_has_evaluated_is_used():
@@ -199,7 +197,7 @@ def test_runs_that_cannot_be_checked_say_nothing():
 
 
 def test_the_draws_decide_when_they_are_enough(monkeypatch):
-    """A warm-up whose check has failed, and draws that are right: the run is right, and says what it would have seen."""
+    """A warm-up whose check has failed, and draws that are right: the run is right."""
     kernel = KERNELS["self-tuned"]()
     mcmc = run(kernel, num_samples=800, num_warmup=400, chains=4, chain_method="vectorized")
     state = mcmc.last_state
