@@ -62,7 +62,7 @@ def test_right_runs_are_right():
 FAULTS = {
     "mean": (lambda z: z.at[..., 0].add(0.3), ("mean", "mu"), 0.3),
     "variance": (lambda z: z.at[..., 0].multiply(1.3), ("variance", "mu"), 0.69),
-    "effects": (lambda z: z.at[..., 1:].multiply(1.07), ("variances", "theta"), 0.145),
+    "effects": (lambda z: z.at[..., 1:].multiply(1.06), ("variances", "theta"), 0.124),
 }
 
 
