@@ -486,8 +486,8 @@ FAULTS = [
     Fault("refusal: a draw outside", "chain", "if not self.integrator.evaluates_end:", "if False:",
           "test_support:wall"),
     # keys and counters
-    Fault("keys: one stream for steps and transitions", "state", "REFRESH, PROBE, TUNE, CENTRE = range(7)",
-          "REFRESH, PROBE, TUNE, CENTRE = 0, 0, 2, 3, 4, 5, 6", "test_keys:twice"),
+    Fault("keys: one stream for steps and transitions", "state", "REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)",
+          "REFRESH, PROBE, TUNE, CENTRE, CHECK = 0, 0, 2, 3, 4, 5, 6, 7", "test_keys:twice"),
     Fault("keys: rows of the descent are those of the chain", "chain", "*random.split(key_descent)",
           "key_rows, key_descent", "test_keys:twice"),
     Fault("counter: past the range of an int32", "schedules", "jnp.where(large, LAST, i.astype(jnp.int32))",
