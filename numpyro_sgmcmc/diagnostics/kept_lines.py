@@ -13,7 +13,7 @@ from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.run_checks import LONG, MIXED, OFF, SELDOM, known_temperatures, verdict_on_one
 from numpyro_sgmcmc.report.run_doubts import doubts
-from numpyro_sgmcmc.report.run_scores import RunVerdict
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.types import Thermostatted
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat, unequal_spread
@@ -30,6 +30,13 @@ FEW = 100  # effective draws
 def remedies_of(run: Run) -> Remedies:
     """What the user of this run may change."""
     return Remedies(False) if run.tuning is None else Remedies(True, bool(np.any(np.asarray(run.tuning.variance))))
+
+
+def is_checked(run: Run) -> bool:
+    """Whether draws or warm-up decide about a run whose draws are checked."""
+    scores = RunVerdict.of(run.fields["monitor"].scores)
+    of_warm_up = run.tuning is not None and bool(np.any(run.tuning.scores))
+    return run.state.scores == () or scores.decides or of_warm_up
 
 
 def cost_lines(run: Run, seconds: float | None) -> dict[str, Line]:
@@ -179,13 +186,9 @@ def temperature_line(name: str, T: np.ndarray, remedy: str, coordinates: int | N
 
 def _run_scores(scores: RunVerdict, run: Run) -> Line:
     """The identities of the score during the run."""
-    shown = f"{scores.numbers.score:.2g} times the bound"
-    if scores.decides:
-        power = f"{scores.power} would have been seen"
-    else:
-        power = f"needs {scores.needed * run.draws_of_a_chain:.2g} draws of each chain to be sure"
-    details = scores.numbers._asdict()
-    return Line("score identities during the run", scores.numbers.score, f"{shown}; {power}", "<= 1", "ok", "", details)
+    score, details = scores.numbers.score, scores.numbers._asdict()
+    shown = f"{score:.2g} times the bound; {scores.power(run.draws_of_a_chain)}"
+    return Line("score identities during the run", score, shown, "<= 1", "ok", details=details)
 
 
 def _thermostat(run: Run) -> Line:

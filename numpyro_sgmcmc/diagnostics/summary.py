@@ -22,7 +22,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
-from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, kept_lines, remedies_of
+from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, is_checked, kept_lines, remedies_of
 from numpyro_sgmcmc.diagnostics.local_lines import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Run
@@ -51,7 +51,8 @@ def summary(
     :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
-        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table; ``.by_site`` has the identities,
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is too
+        short; ``str()`` a table; ``.by_site`` has the identities,
         the temperature and the predicted inflations of each site, for its worst coordinate.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
     :raises ValueError: if there was no run yet, there are fewer than 8 draws of each chain, or the data are not those
@@ -95,7 +96,8 @@ def summary(
             if run.keeps_local_values
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
-        return Summary("Verdict", lines, f"These lines do not detect every bias. {more}")
+        note = f"These lines do not detect every bias. {more}"
+        return Summary("Verdict", lines, note, checked=is_checked(run))
     draws = run.draws(min(max_draws, max(FEWEST, NUMBERS // run.coordinates)))
     lines |= kept_lines(run, draws)
     key_scores, key_pairs, key_local = random.split(run.key, 3)

@@ -8,7 +8,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_doubts import doubts, verdict
-from numpyro_sgmcmc.report.run_scores import RunVerdict
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst

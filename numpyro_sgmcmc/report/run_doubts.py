@@ -27,7 +27,9 @@ from numpyro_sgmcmc.report.run_checks import (
     sure_temperature,
     verdict_on_one,
 )
-from numpyro_sgmcmc.report.run_scores import Layout, RunVerdict
+from numpyro_sgmcmc.report.run_scores import Layout
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
+from numpyro_sgmcmc.utils.monte_carlo import r_hat as mixing
 from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
 
 
@@ -148,8 +150,11 @@ def _of_draws(monitor: Monitor, layout: Layout, limit: float, use: Remedies, r_h
     run = RunVerdict.of(monitor.scores)
     if run.verdict not in ("ok", ""):
         yield Doubt("run_scores", run.verdict, run.words(layout), f"Use {use.accurate}")
-    failed = failed_check(monitor.gradient[:, -1], monitor.virial[:, -1], monitor.r_hat[:, -1], limit)
-    if failed and not run.decides:
+    warm_up = [monitor.gradient[:, -1], monitor.virial[:, -1], monitor.r_hat[:, -1]]
+    if run.decides:  # not the draws of the warm-up, unless those of the run have not mixed either
+        warm_up = [0.0, 0.0, warm_up[2] * (mixing(monitor.place) > MIXED)]
+    failed = failed_check(*warm_up, limit)
+    if failed:
         yield failed_warm_up(failed, use)
     if still_falling(monitor.energy):
         yield Doubt(

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.utils.block_means import BlockMeans, normal_limit
-from numpyro_sgmcmc.utils.significance import FALSE_ALARMS, VARIANCE, graded
+from numpyro_sgmcmc.utils.significance import FALSE_ALARMS
 
-MEAN = 0.1, 0.3  # an error of a mean in posterior sds: doubtful, wrong
 DENSE = 100  # with more coordinates S is not computed from the warm-up
 FEW = 20  # gradients of a run that are needed for a standard error
 
@@ -48,62 +47,6 @@ class RunNumbers(NamedTuple):
     score: Any
     least_shift: Any
     least_inflation: Any
-
-
-class RunVerdict(NamedTuple):
-    """
-    - **numbers** - :class:`RunNumbers`, as Python numbers.
-    - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty if the draws were not checked.
-    """
-
-    numbers: RunNumbers
-    verdict: str
-
-    @classmethod
-    def of(cls, numbers: RunNumbers) -> "RunVerdict":
-        """
-        The verdict at the end of a run.
-
-        :param numbers: arrays of shape ``(chains, draws)``. Chains that run one by one have separate numbers: the worst
-            of them counts, and together they see what a longer chain would.
-        """
-        last = np.stack([np.asarray(part, float)[:, -1] for part in numbers], -1)
-        chains = np.unique(last, axis=0)
-        of_chain = [RunNumbers(*row) for row in chains.tolist()]
-        worst = max(of_chain, key=lambda one: (one.score > 1) * (abs(one.size) if one.size == one.size else np.inf))
-        least = np.sqrt((chains[:, -2:] ** 2).mean(0) / len(chains)).tolist()
-        numbers = worst._replace(gradients=float(chains[:, 0].sum()), least_shift=least[0], least_inflation=least[1])
-        if not numbers.gradients > FEW:
-            return cls(numbers, "")
-        return cls(numbers, graded(abs(numbers.size), *VARIANCE) if numbers.score > 1 else "ok")
-
-    @property
-    def decides(self) -> bool:
-        """Whether an error of .3 sd, or 30 % of a variance, would have been seen, or an error has been."""
-        seen = self.numbers.least_shift <= MEAN[1] and self.numbers.least_inflation <= VARIANCE[1]
-        return bool(self.verdict) and (seen or self.verdict != "ok")
-
-    @property
-    def needed(self) -> float:
-        """The factor by which a run must be longer to decide."""
-        return max(self.numbers.least_shift / MEAN[1], self.numbers.least_inflation / VARIANCE[1]) ** 2
-
-    def words(self, layout: "Layout") -> str:
-        """What is wrong, and where."""
-        size, error = self.numbers.size, self.numbers.error
-        if not np.isfinite(size):
-            return "the gradients at the draws are not finite"
-        what, where = layout.name(int(self.numbers.series))
-        if what == "mean":
-            return f"by the gradients at the draws, the mean of {where} is off by {size:+.2g} +- {error:.1g} sd"
-        of = "variance of" if what == "variance" else "variances in the mean over"
-        return f"by the gradients at the draws, the {of} {where} is off by {size:+.0%} +- {error:.0%}"
-
-    @property
-    def power(self) -> str:
-        """The errors that would have been seen."""
-        numbers = self.numbers
-        return f"errors above {numbers.least_shift:.2g} sd and {numbers.least_inflation:.0%} of a variance"
 
 
 class Layout(NamedTuple):
@@ -154,10 +97,8 @@ class Layout(NamedTuple):
             first += size
         return jnp.stack(means, -1) if means else values[..., :0]
 
-    def name(self, series: int, names: tuple[str, ...] | None = None) -> tuple[str, str]:
-        """
-        Which average this is: ``"mean"``, ``"variance"`` or ``"variances"``, and of which coordinate or site.
-        """
+    def name(self, series: int) -> tuple[str, str]:
+        """Which average this is, ``"mean"``, ``"variance"`` or ``"variances"``, and of which coordinate or site."""
         d = self.coordinates
         if series >= 2 * d:
             return "variances", self.several[series - 2 * d]
@@ -276,6 +217,3 @@ def _numbers(layout: Layout, means: BlockMeans, sd: jax.Array) -> jax.Array:
     least = jnp.where(layout.is_global(), (found.visible(limits) * units)[: 2 * d].reshape(2, d), 0).max(1)
     numbers = RunNumbers(found.count, worst, size[worst], error[worst], score.max(), *least)
     return jnp.stack([number.astype(sd.dtype) for number in numbers])
-
-
-assert MEAN[0] == VARIANCE[0], "sizes of means and of variances are compared with each other"

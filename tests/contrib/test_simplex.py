@@ -94,8 +94,8 @@ def test_scir_has_its_law_with_minibatches(h):
     assert_moments(theta, mu, mu + np.tanh(h / 2) * variance_of_counts())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("h", [0.2, 0.5])
-@pytest.mark.every(2)
 def test_sgrld_on_the_expanded_mean_has_its_law_with_minibatches(h):
     kernel = SGRLD(gamma, metric=ExpandedMean(), step_size=h, batch_size=B, rows=WithoutReplacement())
     mu = 20.5 + ROWS.sum()  # far from 0

@@ -68,9 +68,9 @@ def shares(rows, chains=4000, transitions=8):
     return np.asarray(state.z["z"] > 0, float), np.nanmean(swapped, (0, 1))
 
 
+@pytest.mark.every(4)
 @pytest.mark.optimised
 @pytest.mark.parametrize("rows", [100, None])
-@pytest.mark.every(2)
 def test_exchanges_keep_the_weights_of_the_modes(rows):
     """With 100 rows of 2000 the energy difference of the modes has a standard deviation of 3.1; delta is .5 and .25."""
     right, rates = shares(rows)

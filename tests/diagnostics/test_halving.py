@@ -170,6 +170,7 @@ def test_tuned_chains_go_on_with_half_their_step(method):
     )
 
 
+@pytest.mark.slow
 def test_chains_of_a_decreasing_step_go_on_with_half_their_last_one():
     kernel = SGHMC(models.gaussian, step_size=Polynomial(None, 5.0, 0.5), batch_size=models.B)
     mcmc = run(kernel, X, num_chains=2, num_samples=20)

@@ -31,6 +31,7 @@ def schools(y, errors, centred):
         numpyro.sample("y", dist.Normal(effects[rows], errors[rows]), obs=y[rows])
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore:.*doubtful")  # where the scale is near 0 the draws are not right in all keys
 @pytest.mark.parametrize("centred, batch_size, key", [(False, None, 1), (False, 4, 0), (True, None, 0), (True, 4, 1)])
 def test_eight_schools(centred, batch_size, key):
@@ -57,6 +58,7 @@ def test_the_bound_is_beyond_chance(d):
     assert chi2.sf(bound / 1.1, d) < 1e-10
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT, MSGNHT, SGLD])
 def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
     """The chain stays where it was, with its momentum reversed. A step size that the user gives allows all steps."""
@@ -122,6 +124,7 @@ def test_what_a_lost_round_is():
     assert is_lost(evidence_of(np.where(x > 2, np.nan, x)))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("transition", [50, 200])
 def test_a_lost_round_starts_again_from_the_normal_approximation(transition):
     """With half of the step size; the centre and the scale are those of the search."""

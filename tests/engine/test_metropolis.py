@@ -103,6 +103,7 @@ def run(kernel, *args, **options):
     return mcmc
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", ["vectorized", "sequential"])
 def test_energies_are_those_of_the_draws(method):
     """Also at the positions to which the warm-up has moved the chains."""

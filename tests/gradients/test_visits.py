@@ -120,6 +120,7 @@ def units(y):
         numpyro.sample("y", dist.Normal(h.sum(-1) * mu, 1), obs=y[rows])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "model, site, local, shape",
     [

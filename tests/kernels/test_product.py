@@ -104,8 +104,8 @@ def batches_of(rows, key):
     return jax.jit(jax.vmap(lambda t: rows(key, t, N, B)))(jnp.arange(STEPS + 1)).tolist()
 
 
+@pytest.mark.every(14)
 @pytest.mark.parametrize("k, e, name", CELLS)
-@pytest.mark.every(7)
 def test_a_cell_moves_by_its_equations(k, e, name, monkeypatch):
     kernel_class, word = WORDS[k]
     gradient, reference, options = ESTIMATORS[name]

@@ -51,6 +51,7 @@ def potential_of(model, *args, **kwargs):
     return ModelPotential.of(model, args, kwargs, None)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SITES)
 def test_the_law_is_that_of_the_model(name):
     usual = potential_of(model_of(SITES[name]))
@@ -142,6 +143,7 @@ def test_a_centring_beside_parts_that_do_not_know_it_is_refused():
         Tempered(SGLD(hierarchy, step_size=0.01, centering={"a": 0.5}), [1.0, 2.0])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("chains", [1, 2])
 def test_a_step_is_one_of_the_centred_potential(chains):
     """SGLD without noise would be: gradient descent in the partially centred variable."""

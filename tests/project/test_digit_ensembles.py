@@ -25,6 +25,7 @@ def ensembles():
         yield Ensembles(network, data, PLANS["dense"]._replace(members=2, start=3, chain=6, cycle=3, burn=1, batch=50))
 
 
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore:the draws are")  # nearly descent, on purpose
 @pytest.mark.parametrize(
     "name",

@@ -12,7 +12,8 @@ import pytest
 from scipy.stats import norm
 
 from numpyro_sgmcmc import SGHMC, SGLD, Minibatch, Polynomial, WithoutReplacement, settings, summary
-from numpyro_sgmcmc.report.run_scores import FEW, Layout, RunNumbers, RunScores, RunVerdict
+from numpyro_sgmcmc.report.run_scores import FEW, Layout, RunNumbers, RunScores
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.utils.significance import FALSE_ALARMS
 
 LAYOUT = Layout((("mu", 1), ("theta", 20)), frozenset(["theta"]))
@@ -209,7 +210,7 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
     assert RunVerdict.of(monitor.scores).decides
     assert settings(mcmc)["verdict"] == "right"
     line = summary(mcmc).lines["run_scores"]
-    assert line.verdict == "ok" and "would have been seen" in line.shown
+    assert line.verdict == "ok" and "would be seen" in line.shown
     few = monitor._replace(least_inflation=np.full_like(monitor.virial, 0.5))
     monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": few})
     assert settings(mcmc)["verdict"] == "doubtful"

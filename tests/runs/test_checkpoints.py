@@ -177,6 +177,7 @@ test_checkpoints.checkpointed(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @as_users_run
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_kill_9_between_any_two_steps_of_a_checkpoint(tmp_path):

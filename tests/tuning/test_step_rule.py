@@ -82,6 +82,7 @@ def skewed(slopes, third):
         numpyro.factor("rows", -slopes[rows] @ z)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gradient", [Minibatch(), ControlVariate({"z": jnp.zeros(2)})])
 @pytest.mark.parametrize("third", [0.0, 1.5])
 def test_b_is_half_the_squared_reach_times_the_gradient_of_the_laplacian(gradient, third):
