@@ -51,9 +51,9 @@ def summary(
     :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
-        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is too
-        short; ``str()`` a table; ``.by_site`` has the identities,
-        the temperature and the predicted inflations of each site, for its worst coordinate.
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is
+        too short; ``str()`` a table; ``.by_site`` has the identities, the temperature and the predicted inflations of
+        each site, for its worst coordinate.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
     :raises ValueError: if there was no run yet, there are fewer than 8 draws of each chain, or the data are not those
         of the run.

@@ -35,8 +35,8 @@ class Summary(Mapping):
     """
     Line -> a dict of its ``value``, ``bound``, ``verdict``, ``advice`` and further numbers. ``str()`` is a text table.
 
-    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: the verdict of the worst line; ``"unchecked"`` if none is
-      in doubt, but the run is too short for a verdict.
+    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: the verdict of the worst line; ``"unchecked"`` if
+      none is in doubt, but the run is too short for a verdict.
     - **by_site** - site -> a dict of numbers for its worst coordinate; empty if there is one line per site.
 
     :param title: title of the table.
