@@ -8,6 +8,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_doubts import doubts, verdict
+from numpyro_sgmcmc.report.run_scores import Layout
 from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
@@ -105,7 +106,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(_verdicts(mcmc, set(state.z), tuning)),
+        "verdict": value(_verdicts(mcmc, state.layout, tuning)),
     }
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):
@@ -113,15 +114,16 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     return found
 
 
-def _verdicts(mcmc: MCMC, sites: set[str], tuning: Tuning) -> np.ndarray:
+def _verdicts(mcmc: MCMC, layout: Layout, tuning: Tuning) -> np.ndarray:
     """The verdict on a run, or on each of the chains that have found their own settings."""
     fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
     of_draws, run = "ok", None
     if "monitor" in fields:
         samples = mcmc.get_samples(group_by_chain=True)
+        sites = {name for name, _ in layout.sites}
         latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
         mixing = max((float(r_hat(x).max()) for x in latents), default=None)
-        found = doubts(fields["monitor"], mcmc.last_state.layout, tuning.score_limit, mixing)
+        found = doubts(fields["monitor"], layout, tuning.score_limit, mixing)
         run = RunVerdict.of(fields["monitor"].scores)
         of_draws = worst(*(doubt.verdict for doubt in found if doubt.line != "warm_up"))
     checks = np.stack(tuning.scores, -1)

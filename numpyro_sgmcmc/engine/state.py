@@ -17,7 +17,7 @@ from numpyro_sgmcmc.types import BySteps, Phase
 NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)
 
 
-def stream(rng_key: jax.Array, use: int) -> jax.Array:
+def stream(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:
     """The key of one of the streams above."""
     return random.fold_in(rng_key, use)
 

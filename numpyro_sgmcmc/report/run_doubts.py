@@ -150,10 +150,10 @@ def _of_draws(monitor: Monitor, layout: Layout, limit: float, use: Remedies, r_h
     run = RunVerdict.of(monitor.scores)
     if run.verdict not in ("ok", ""):
         yield Doubt("run_scores", run.verdict, run.words(layout), f"Use {use.accurate}")
-    warm_up = [monitor.gradient[:, -1], monitor.virial[:, -1], monitor.r_hat[:, -1]]
+    scores, apart = (monitor.gradient[:, -1], monitor.virial[:, -1]), monitor.r_hat[:, -1]
     if run.decides:  # not the draws of the warm-up, unless those of the run have not mixed either
-        warm_up = [0.0, 0.0, warm_up[2] * (mixing(monitor.place) > MIXED)]
-    failed = failed_check(*warm_up, limit)
+        scores, apart = (0.0, 0.0), apart * (mixing(monitor.place) > MIXED)
+    failed = failed_check(*scores, apart, limit)
     if failed:
         yield failed_warm_up(failed, use)
     if still_falling(monitor.energy):
