@@ -36,7 +36,7 @@ def is_checked(run: Run) -> bool:
     """Whether draws or warm-up decide about a run whose draws are checked."""
     scores = RunVerdict.of(run.fields["monitor"].scores)
     of_warm_up = run.tuning is not None and bool(np.any(run.tuning.scores))
-    return run.state.scores == () or scores.decides or of_warm_up
+    return run.state.scores == () or scores.decides or (of_warm_up and not scores.is_blind)
 
 
 def cost_lines(run: Run, seconds: float | None) -> dict[str, Line]:

@@ -130,5 +130,7 @@ def _verdicts(mcmc: MCMC, layout: Layout, tuning: Tuning) -> np.ndarray:
     of_warm_up = [verdict(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
     if run is not None and run.decides:  # the draws decide, not those of the warm-up
         of_warm_up = ["right"] * len(of_warm_up)
+    if run is not None and run.is_blind:
+        of_warm_up = ["unchecked" if found == "right" else found for found in of_warm_up]
     found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
     return np.array(found).reshape(checks.shape[:-1])

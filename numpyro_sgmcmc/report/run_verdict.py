@@ -8,6 +8,7 @@ from numpyro_sgmcmc.report.run_scores import FEW, Layout, RunNumbers
 from numpyro_sgmcmc.utils.significance import graded
 
 ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
+BLIND = 4.0  # a run that would have to be longer by more than this factor is unchecked
 
 
 class RunVerdict(NamedTuple):
@@ -47,6 +48,11 @@ class RunVerdict(NamedTuple):
     def needed(self) -> float:
         """The factor by which a run must be longer to decide."""
         return (max(self.numbers.least_shift, self.numbers.least_inflation) / ERRORS[1]) ** 2
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether even twice these errors would not have been seen: then the warm-up does not make it right."""
+        return bool(self.verdict) and not self.decides and not self.needed <= BLIND
 
     def words(self, layout: Layout) -> str:
         """What is wrong, and where."""
