@@ -187,7 +187,7 @@ def temperature_line(name: str, T: np.ndarray, remedy: str, coordinates: int | N
 def _run_scores(scores: RunVerdict, run: Run) -> Line:
     """The identities of the score during the run."""
     score, details = scores.numbers.score, scores.numbers._asdict()
-    shown = f"{score:.2g} times the bound; {scores.power(run.draws_of_a_chain)}"
+    shown = f"{score:.2g} of the bound; {scores.power(run.draws_of_a_chain)}"
     return Line("score identities during the run", score, shown, "<= 1", "ok", details=details)
 
 

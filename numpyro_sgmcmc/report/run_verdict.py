@@ -76,4 +76,4 @@ class RunVerdict(NamedTuple):
             return "gradients are not finite"
         if self.needed > 1:
             return f"a verdict needs {self.needed * draws:.2g} draws of each chain"
-        return f"errors above {numbers.least_shift:.2g} sd, {numbers.least_inflation:.0%} of a variance would be seen"
+        return f"sees errors above {numbers.least_shift:.2g} sd, {numbers.least_inflation:.0%} of a variance"
