@@ -10,6 +10,7 @@ PYTHON ?= python3
 STACK ?=
 VENV ?= .venv$(addprefix -,$(STACK))
 ARGS ?=
+CORES := $(shell nproc 2>/dev/null | awk '{ print $$1 < 8 ? $$1 : 8 }')
 
 BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
@@ -25,11 +26,11 @@ test-slow: MARKED := slow
 
 # the tests; `make test-slow` has the long runs, and the cases of large products that are left out here
 test test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -m "$(MARKED)" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest tests numpyro_sgmcmc --doctest-modules -m "$(MARKED)" -n $(or $(CORES),2) --dist loadfile $(ARGS)
 
 # every program of the gallery in a few seconds each
 test-gallery: $(VENV)/installed-test
-	$(BIN)/python -m pytest tests/gallery.py -n 2 $(ARGS)
+	$(BIN)/python -m pytest tests/gallery.py -n $(or $(CORES),2) $(ARGS)
 
 # OnDisk with pyarrow, grain, array_record and h5py themselves
 test-sources: $(VENV)/installed-sources

@@ -20,7 +20,8 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.diagnostics.table import Line, Summary
+from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.report.check import Line
 
 LINEAR, HALF = 0.8, 0.5  # smallest R^2 that is ok, and doubtful
 BLOCKS = 10  # blocks of draws, which alternate between fit and test
@@ -81,13 +82,12 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
         worst = at[np.argmin(found[at])]
         value = float(found[worst])
         lines[site] = Line(
-            site,
             value,
             f"{value:.3f} at {draws.names[worst]}",
             f">= {LINEAR}",
             "ok" if value >= LINEAR else "doubtful" if value >= HALF else "wrong",
             "the score is not linear, so the posterior is not close to a normal: control variates and a fixed mass "
-            "will not help much. Reparametrise (LocScaleReparam for a funnel), and compare with NUTS on fewer rows.",
+            "will not help much. Reparametrise (LocScaleReparam for a funnel), and compare with NUTS on fewer rows",
             {"where": draws.names[worst], "r2": found[at]},
         )
     return Summary("R^2 of a linear fit to the score", lines)

@@ -16,8 +16,8 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws
-from numpyro_sgmcmc.diagnostics.kept_lines import UNCERTAIN
-from numpyro_sgmcmc.diagnostics.table import Line, Summary
+from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.report.check import UNCERTAIN, Line
 from numpyro_sgmcmc.report.run_checks import MIXED
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
@@ -77,7 +77,7 @@ def compare(idata: Any, reference: Any) -> Summary:
                 "must be those of chains and draws: mcmc.get_samples(group_by_chain=True)."
             )
     tests = sum(int(np.prod(ours[name].shape[2:])) for name in common) * (2 + len(QUANTILES))
-    lines = {name: _line(name, ours[name], theirs[name], tests) for name in common}
+    lines = {name: _line(ours[name], theirs[name], tests) for name in common}
     alone = sorted(set(ours) ^ set(theirs))
     read = (f"{side}: {'{} x {}'.format(*draws[common[0]].shape)} draws" for side, draws in sides)
     note = "; ".join(read) + "." + (f" Only on one side: {', '.join(alone)}." if alone else "")
@@ -111,7 +111,7 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
     return found
 
 
-def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
+def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     ours, theirs = ours.astype(float), theirs.astype(float)
     ess = {"idata": effective(ours), "reference": effective(theirs)}
     limit = bound(tests, min(len(ours), len(theirs)), np.minimum(*ess.values()))
@@ -128,26 +128,25 @@ def _line(name: str, ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
             where = f"{key}{list(index)}" if index else key
             worst = max(worst, (verdict, size, where, float(error[index])), key=lambda w: (ORDER.index(w[0]), w[1]))
     verdict, size, where, error = worst
-    advice = "the draws have another distribution than the reference."
+    advice = "the draws have another distribution than the reference"
     largest = float(np.max(details["mean_error"], initial=0))
     if verdict == "ok" and not largest <= UNCERTAIN:
         verdict = "doubtful"
         fewer = min(ess, key=lambda side: ess[side].min())
         advice = (
             f"the standard error of a mean is {largest:.2f} sd, which is too large for a verdict: {fewer} has only "
-            f"{ess[fewer].min():.0f} effective draws."
+            f"{ess[fewer].min():.0f} effective draws"
         )
     apart = {side: float(np.max(r_hat(x), initial=1)) for side, x in (("reference", theirs), ("idata", ours))}
     for side, R in apart.items():
         if not R <= MIXED and (side == "reference" or verdict == "ok"):
             verdict = "doubtful"
             advice = (
-                f"the chains of {side} have not mixed (R-hat {R:.2f}), so the difference says little. Run it longer."
+                f"the chains of {side} have not mixed (R-hat {R:.2f}), so the difference says little. Run it longer"
             )
             break
-    return Line(
-        name, size, f"{size:.3f} +- {error:.3f}, {where}", "mean .1, sd .05, quantiles .15", verdict, advice, details
-    )
+    shown = f"{size:.3f} +- {error:.3f}, {where}"
+    return Line(size, shown, "mean .1, sd .05, quantiles .15", verdict, advice, details)
 
 
 def _statistics() -> dict[str, Any]:

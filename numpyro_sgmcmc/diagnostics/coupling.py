@@ -25,14 +25,14 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, with_changes
-from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
 from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws, coordinate_names
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
-from numpyro_sgmcmc.diagnostics.table import Line, Summary
+from numpyro_sgmcmc.diagnostics.table import Summary
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
+from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.tuning.coordinates import unraveler
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
@@ -170,15 +170,15 @@ def couple(
     y = continue_chains(run, partner, partners, total, rng_key)[:, left_out:]
     names, sites = coordinate_names(prototype)
     shapes = {site: prototype[site].shape for site in dict.fromkeys(sites)}
-    return _bounds(x, y, names, np.asarray(sites), shapes, remedies_of(run).quiet)
+    return _bounds(x, y, names, np.asarray(sites), shapes, run.use.less_noise)
 
 
 def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, gradient_states: list) -> tuple:
     """The kernel with another estimator, and a gradient variance of 0 for NOGIN to subtract."""
     changed = []
     for state, gradient_state in zip(states, gradient_states):
-        quiet = jax.tree.map(jnp.zeros_like, state.noise_variance)
-        changed.append(state._replace(gradient_state=gradient_state, noise_variance=quiet))
+        none = jax.tree.map(jnp.zeros_like, state.noise_variance)
+        changed.append(state._replace(gradient_state=gradient_state, noise_variance=none))
     return kernel.replace(chain=replace(kernel.chain, gradient=estimator)), changed
 
 
@@ -193,12 +193,11 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
         verdicts = ["ok" if bound[j] <= CLOSE else "wrong" if lower[j] > FAR else "doubtful" for j in at]
         worst = at[max(range(len(at)), key=lambda k: (ORDER.index(verdicts[k]), bound[at[k]]))]
         lines[site] = Line(
-            site,
             float(bound[worst]),
             f"{lower[worst]:.3f} to {bound[worst]:.3f} at {names[worst]}",
             f"<= {CLOSE}",
             max(verdicts, key=ORDER.index),
-            f"upper bound of the effect of minibatch noise on the draws, in sds. Use {remedy}.",
+            f"upper bound of the effect of minibatch noise on the draws, in sds. Use {remedy}",
             {"bound": by_site[site], "lower": lower_by_site[site]},
         )
     found = Coupled("Distance to the draws with exact gradients, in sds", lines)

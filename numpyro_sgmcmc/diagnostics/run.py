@@ -25,6 +25,8 @@ from numpyro_sgmcmc.engine.state import PROBE, Marks, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains
 from numpyro_sgmcmc.local.models import keeps_values
 from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.report.monitor import Monitor
+from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.tuning.coordinates import Identity, raveled
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
@@ -183,6 +185,16 @@ class Run:
     def tuning(self) -> Tuning | None:
         """The settings that the warm-up has found; None if the step size was given."""
         return self.state.tuning if isinstance(self.state.tuning, Tuning) else None
+
+    @property
+    def monitor(self) -> Monitor:
+        """The numbers that the run has kept for its checks, by chain."""
+        return self.fields["monitor"]
+
+    @property
+    def use(self) -> Remedies:
+        """What the user of the run may change."""
+        return Remedies.of(self.monitor)
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.diagnostics.table import Line, Summary
+from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
 from numpyro_sgmcmc.utils.significance import graded
 
@@ -93,14 +94,14 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
         verdict = "doubtful"
     root = float(np.sqrt(max(squared, 0.0)))
     line = Line(
-        "kernel Stein discrepancy",
         root,
         f"{root:.3f}, squared {squared:.4f} +- {error + at_least:.4f}",
         f"squared <= {CLOSE}, or not certain",
         verdict,
         "the draws are not from the posterior: see summary(mcmc, *model_args) for the cause. If the error is large: "
-        "more draws, or larger batches.",
+        "more draws, or larger batches",
         {"squared": squared, "error": error + at_least, "draws": len(draws.flat)},
+        "kernel Stein discrepancy",
     )
     return Summary("Distance of the draws to the posterior", {"ksd": line})
 

@@ -23,10 +23,10 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, last_step, with_changes
-from numpyro_sgmcmc.diagnostics.kept_lines import remedies_of
 from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
-from numpyro_sgmcmc.diagnostics.table import Line, Summary, plain
+from numpyro_sgmcmc.diagnostics.table import Summary, plain
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
@@ -111,7 +111,7 @@ def step_halving(
         runs.append(continue_chains(run, *with_changes(run, **options), left_out + kept, key)[:, left_out:])
     names, sites = coordinate_names(prototype)
     shapes = {site: prototype[site].shape for site in dict.fromkeys(sites)}
-    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes, remedies_of(run).accurate)
+    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes, run.use.accurate)
     what = "half the step size" if vary == "step_size" else "twice the batch"
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
@@ -183,14 +183,11 @@ def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, L
                 worst = max(worst, entry, key=lambda entry: (ORDER.index(entry[0]), entry[1]))
         verdict, bias, where, uncertain, most = worst
         lines[site] = Line(
-            site,
             bias,
             f"{bias:.3f} +- {uncertain:.3f}, {where}",
             f"mean .1, sd .05, or within {most:.1f} standard errors of 0",
             verdict,
-            f"{remedy}."
-            if abs(bias) > most * uncertain
-            else "the standard error is too large to tell: a larger num_samples.",
+            remedy if abs(bias) > most * uncertain else "the standard error is too large to tell: a larger num_samples",
             details | {"bias": bias},
         )
     return lines

@@ -21,13 +21,15 @@ from jax import random
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.data_lines import numbers_by_site, prediction_lines, score_lines
-from numpyro_sgmcmc.diagnostics.kept_lines import cost_lines, is_checked, kept_lines, remedies_of
-from numpyro_sgmcmc.diagnostics.local_lines import local_lines
+from numpyro_sgmcmc.diagnostics.checks_with_data import CHECKS_WITH_DATA, WithData, gradient_facts, numbers_by_site
+from numpyro_sgmcmc.diagnostics.local_checks import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
-from numpyro_sgmcmc.diagnostics.run import Run
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
+from numpyro_sgmcmc.diagnostics.run_facts import run_facts
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
+from numpyro_sgmcmc.utils.monte_carlo import r_hat
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
 FEWEST = 400  # number of draws that are used for any number of coordinates
@@ -86,9 +88,11 @@ def summary(
         ('right', 'wrong')
     """
     run = Run(mcmc, model_args, model_kwargs, "summary", data_needed=False)
-    lines = cost_lines(run, seconds)
-    if not run.has_data or run.keeps_local_values:
-        lines |= kept_lines(run, run.values())
+    with_data = run.has_data and not run.keeps_local_values
+    draws = run.draws(min(max_draws, max(FEWEST, NUMBERS // run.coordinates))) if with_data else run.values()
+    kept = _kept(run, draws)
+    lines = run_facts(run, seconds) | CHECKS.lines(kept)
+    if not with_data:
         if run.has_data:
             lines |= local_lines(run, None, run.key)
         more = (
@@ -97,13 +101,23 @@ def summary(
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
         note = f"These lines do not detect every bias. {more}"
-        return Summary("Verdict", lines, note, checked=is_checked(run))
-    draws = run.draws(min(max_draws, max(FEWEST, NUMBERS // run.coordinates)))
-    lines |= kept_lines(run, draws)
+        return Summary("Verdict", lines, note, checked=_is_checked(run, kept))
     key_scores, key_pairs, key_local = random.split(run.key, 3)
-    found, use = gradients(run, draws, key_scores), remedies_of(run)
-    lines |= score_lines(draws, found, use.accurate)
-    if np.isfinite(found.values).all() and not run.samples_other_coordinates:  # a prediction is for NumPyro's
-        lines |= prediction_lines(run, draws, found, gradient_pairs(run, draws, key_pairs), use)
+    found = gradients(run, draws, key_scores)
+    normal = np.isfinite(found.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
+    data = WithData(run, draws, found, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
+    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data)
+    if normal:
         lines |= local_lines(run, draws, key_local)
     return Summary("Verdict", lines, by_site=numbers_by_site(lines))
+
+
+def _kept(run: Run, draws: Draws) -> Kept:
+    limit = np.inf if run.tuning is None else run.tuning.score_limit
+    with np.errstate(invalid="ignore"):
+        return Kept(run.monitor, run.state.layout, limit, r_hat(draws.z), draws.z, draws.names)
+
+
+def _is_checked(run: Run, kept: Kept) -> bool:
+    """Whether draws or warm-up decide about a run whose draws are checked."""
+    return run.state.scores == () or kept.verdict.decides or (any(kept.scores) and not kept.verdict.is_blind)

@@ -39,6 +39,7 @@ from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.chains import Chains, chain_for
 from numpyro_sgmcmc.engine.options import check_options, listed_options
 from numpyro_sgmcmc.engine.parts import chain_of_parts
+from numpyro_sgmcmc.engine.progress_bar import Bar
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.centering import checked_centering
@@ -47,7 +48,6 @@ from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.report.end_of_run import Bar
 from numpyro_sgmcmc.types import (
     Adaptive,
     Checked,

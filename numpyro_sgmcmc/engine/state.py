@@ -7,9 +7,9 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.report.end_of_run import Collected
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
-from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers
+from numpyro_sgmcmc.report.report_hook import Collected
+from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers, RunScores
 from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
@@ -142,25 +142,25 @@ class SGMCMCState(NamedTuple):
 
     @property
     def monitor(self) -> Collected:
-        """The numbers collected with every draw for the checks of :mod:`~numpyro_sgmcmc.report.end_of_run`."""
+        """The numbers collected with every draw for the checks of :mod:`~numpyro_sgmcmc.report.run_checks`."""
         batched = jnp.ndim(self.i) == 1
-        chain = jnp.arange(jnp.size(self.i)) if batched else 0
-        temperature = (
-            jnp.full_like(self.step_size, jnp.nan) if isinstance(self.temperature, tuple) else self.temperature
-        )
-        changed = Marks.of(self.marks).data_changed
-        found = self.tuning.told if hasattr(self.tuning, "told") else [0.0] * 7
-        scores = self.scores.numbers if hasattr(self.scores, "numbers") else [0.0] * len(RunNumbers._fields)
-        found = [jnp.full_like(self.step_size, number) for number in (*found, *scores)]
-        # chains that are tuned one by one have coordinates of their own
-        place = projection(self.phase.z if batched else self.z, batched)
-        jump = jnp.zeros_like(self.step_size)
-        if isinstance(self.temperature, BySteps):
-            jump = squared_step(self.phase.z, self.last_finite, self.step_size, batched)
-        own = chain, self.refused, self.diverging, temperature, self.step_size, changed
-        monitor = Monitor(*own, self.potential_estimate, place, jump, *found)
         chains = jnp.size(self.i) if batched else 1
-        return Collected.of(monitor, chains, self.layout)
+        by_steps = isinstance(self.temperature, BySteps)
+        monitor = Monitor(
+            chain=jnp.arange(chains) if batched else 0,
+            refused=self.refused,
+            diverging=self.diverging,
+            temperature=jnp.nan if isinstance(self.temperature, tuple) else self.temperature,
+            step_size=self.step_size,
+            data_changed=Marks.of(self.marks).data_changed,
+            energy=self.potential_estimate,
+            # chains that are tuned one by one have coordinates of their own
+            place=projection(self.phase.z if batched else self.z, batched),
+            jump=squared_step(self.phase.z, self.last_finite, self.step_size, batched) if by_steps else 0.0,
+            **self.tuning.kept,
+            **(RunNumbers(*self.scores.numbers)._asdict() if isinstance(self.scores, RunScores) else {}),
+        )
+        return Collected(monitor.packed(), chains, self.layout)
 
     @property
     def layout(self) -> Layout:

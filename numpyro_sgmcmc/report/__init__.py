@@ -1,1 +1,1 @@
-"""What a run says at its end: its checks, its doubts with their remedies, its warning."""
+"""What a run says at its end: its checks with their remedies, and its warning."""

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from numpyro_sgmcmc.report.monitor import Monitor
 
 REFUSED_FOR = "values that are not finite or out of the support, or to an energy that chance does not allow"
@@ -16,19 +18,16 @@ class Remedies(NamedTuple):
     """
     What a user may change. A step size that the warm-up has chosen is not part of it, nor is the size of a minibatch if
     every step uses all rows.
-
-    - **tuned** - whether the warm-up has chosen the step size.
-    - **noisy** - whether there is minibatch noise, if it has.
     """
 
-    tuned: bool
-    noisy: bool = True
+    tuned: bool  # whether the warm-up has chosen the step size
+    noisy: bool = True  # whether there is minibatch noise, if it has
 
     @classmethod
     def of(cls, monitor: Monitor) -> "Remedies":
         """The remedies for the run with this monitor."""
-        tuned = bool(monitor.num_steps.any())
-        return cls(tuned, not tuned or bool(monitor.noise[:, -1].any()))
+        tuned = bool(np.any(monitor.num_steps))
+        return cls(tuned, not tuned or bool(np.any(monitor.noise[:, -1])))
 
     @property
     def accurate(self) -> str:
@@ -41,7 +40,7 @@ class Remedies(NamedTuple):
         )
 
     @property
-    def quiet(self) -> str:
+    def less_noise(self) -> str:
         """For minibatch noise."""
         return "a larger batch_size" if self.tuned else f'{self.accurate}; or integrator="NOGIN"'
 

@@ -1,160 +1,288 @@
 """
-Checks of a run, which use the numbers of :class:`~numpyro_sgmcmc.report.monitor.Monitor`. A run without problems fails
-none of them.
+The checks of a run without its data. The warning at its end, ``settings`` and ``summary`` use the same, so that they
+agree. To add a warning, add its check here.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
 import math
 from typing import Any
 
 import numpy as np
 
-from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
-from numpyro_sgmcmc.utils.significance import VARIANCE, graded
+from numpyro_sgmcmc.report.check import Checks, Line
+from numpyro_sgmcmc.report.monitor import Monitor
+from numpyro_sgmcmc.report.remedies import NEARER, OTHER_PARAMETERS, REFUSED_FOR, Remedies
+from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers
+from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
+from numpyro_sgmcmc.report.statistics import (
+    LONG,
+    NEVER_MIXED,
+    deviation_from_1,
+    long_steps,
+    never_mixed,
+    off_temperature,
+    still_falling,
+    sure_temperature,
+)
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, unequal_spread
+from numpyro_sgmcmc.utils.monte_carlo import r_hat as mixing
+from numpyro_sgmcmc.utils.significance import VARIANCE
 
 STUCK = 100  # steps refused in a row after which a chain is reported
-HOT, COLD = 2.0, 0.5  # mean kinetic temperatures of a run that are always reported
-CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
-ENOUGH = 30  # effective draws needed for a reliable standard error
-BLATANT = 10.0  # if the temperature of every draw is higher, a few draws are enough for a report
-MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
 SELDOM = 0.01  # share of draws with a refused step that is doubtful
 REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 occurs near a hard wall
-OFF = VARIANCE[0]  # deviation of a temperature from 1, or an inflation, that is reported if it is significant
-NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
-LONG_ENOUGH = 100  # draws per chain needed for the checks of energy and mixing
-HIGH, FAR = 5.0, 10.0  # sds of the late energies by which the first draws, and the very first one, lie above their mean
-CHANCE = 1e-6  # probability of a false report by :func:`beyond_chance`
-LONG = 3.0  # a squared step, relative to that of its noise
+MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
+FEW = 100  # effective draws
+
+CHECKS = Checks()  # in the order of a warning: those that explain others first, then the most reliable ones
 
 
-def failed_check(gradient: Any, virial: Any, r_hat: Any, limit: float) -> list[str]:
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a run has kept."""
+
+    monitor: Monitor  # numbers of each draw, arrays of shape (chains, draws)
+    layout: Layout  # the latent sites
+    limit: float  # bound of the scores of the warm-up, see tuning.pilot.score_limit
+    r_hat: np.ndarray | None = None  # of each coordinate; None at the end of a run
+    draws: np.ndarray | None = None  # shape (chains, draws, d); only for a summary
+    names: tuple[str, ...] = ()  # of the coordinates; only for a summary
+
+    @property
+    def failures(self) -> dict[str, Line]:
+        """The lines that are not ok; empty if there are no draws, as after a warm-up alone."""
+        if (np.asarray(self.monitor.step_size)[:, -1] <= 0).all():
+            return {}
+        return {name: line for name, line in CHECKS.lines(self).items() if line.failed}
+
+    @property
+    def warnings(self) -> list[Line]:
+        """The failures of which a run ends with a warning. None may follow from one before it."""
+        lines, explained = [], False
+        for line in self.failures.values():
+            lines += [line] * (line.explains or (line.warns and not explained))
+            explained |= line.explains
+        return lines
+
+    @property
+    def coordinates(self) -> int:
+        """Number of coordinates of a chain."""
+        return self.layout.coordinates
+
+    @cached_property
+    def verdict(self) -> RunVerdict:
+        """The verdict of the identities of the score at the draws."""
+        kept, shape = self.monitor._asdict(), np.shape(self.monitor.step_size)
+        return RunVerdict.of(RunNumbers(*(np.broadcast_to(kept[name], shape) for name in RunNumbers._fields)))
+
+    @cached_property
+    def use(self) -> Remedies:
+        """What the user may change."""
+        return Remedies.of(self.monitor)
+
+    @cached_property
+    def stuck(self) -> np.ndarray:
+        """The numbers of the chains that refuse every step for a while."""
+        in_a_row = np.asarray(self.monitor.refused)
+        return np.flatnonzero((in_a_row.max(1) >= STUCK) | (in_a_row > 0).all(1))
+
+    @cached_property
+    def temperature(self) -> np.ndarray:
+        """The kinetic temperatures of the other chains, at the draws that have one."""
+        T = np.delete(np.asarray(self.monitor.temperature, float), self.stuck, 0)
+        return T[:, ~np.isnan(T).all(0)]
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """Gradient, virial and R-hat of the check of the warm-up, the largest of chains that were tuned one by one."""
+        return [float(np.max(x[:, -1])) for x in (self.monitor.gradient, self.monitor.virial, self.monitor.r_hat)]
+
+    def worst(self, sizes: np.ndarray) -> tuple[float, dict[str, str]]:
+        """The largest of some numbers by coordinate, and where it is."""
+        k = int(np.argmax(sizes))
+        return float(sizes[k]), {"where": self.names[k] if self.names else ""}
+
+
+@CHECKS.add(
+    "data",
+    (0, math.inf),
+    "the same",
+    "Start a new run, or resume with the old data, and look for new values that are not finite",
+)
+def data(run: Kept) -> Line | None:
+    seen = "the run was resumed with other data than those it was started with"
+    seen += ". Its state (control variates, tables, thermostats) still belongs to the old data"
+    return Line(None, "changed", seen=seen, size=1) if np.any(run.monitor.data_changed) else None
+
+
+@CHECKS.add(
+    "step size", (0, 0.2), "> 0", "Use a schedule that stays positive, such as Polynomial, or give optax an end value"
+)
+def step_size(run: Kept) -> Line:
+    """A schedule that has ended at 0 freezes the chains."""
+    h = np.asarray(run.monitor.step_size, float)
+    last, ended = float(h[:, -1].mean()), float((h <= 0).mean())
+    shown = f"{last:.3g}{', at the end' * (not np.allclose(h, last, atol=0))}"
+    shown += f", 0 in {ended:.1%} of draws" * (ended > 0)
+    return Line(last, shown, seen="draws after a step of size 0 repeat the one before", size=ended, warns=False)
+
+
+@CHECKS.add("draws with a refused step", (SELDOM, REFUSED), "<= {0:.0%}", "Use {run.use.stable}")
+def refused(run: Kept) -> Line:
+    in_a_row, z, stuck = np.asarray(run.monitor.refused), run.draws, run.stuck.size > 0
+    share, ends = float(np.mean(run.monitor.diverging)), float((in_a_row > 0).mean())
+    still = 0 if z is None or z.shape[1] == 1 else int((np.ptp(z, axis=1) == 0).all(-1).sum())
+    size = ends if ends > REFUSED else min(max(share, ends), REFUSED)
+    seen = f"{max(share, ends):.1%} of the draws have a refused step, and {ends:.1%} end with one. Such a step led"
+    if stuck:
+        seen = _what_is_stuck(in_a_row, run.stuck)
+    return Line(
+        share,
+        f"{share:.2%}" + f", {still} chains stand still" * (still > 0),
+        seen=f"{still} chains do not move" if still and not stuck else f"{seen} to {REFUSED_FOR}",
+        size=1.0 if stuck or still else size,
+        details={"in_a_row": int(in_a_row.max()), "standing_still": still},
+        warns=ends > REFUSED,
+        explains=stuck,
+        remedy=f"Use {run.use.stable}. Data on disk or over devices are not checked for such values" if stuck else "",
+    )
+
+
+def _what_is_stuck(in_a_row: np.ndarray, stuck: np.ndarray) -> str:
+    which, most = "the last step of every draw", in_a_row.max()
+    if most >= STUCK:
+        which = f"every step for a while (up to {most} in a row)"
+    numbers = ", ".join(map(str, stuck[:8])) + ", ..." * (len(stuck) > 8)
+    chains = f"{len(stuck)} of {len(in_a_row)} chains ({numbers}) have" if len(in_a_row) > 1 else "the chain has"
+    return f"{chains} refused {which}, because these steps led"
+
+
+@CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "")
+def kinetic_temperature(run: Kept) -> Line | None:
+    T = run.temperature
+    if not T.size:
+        return None
+    line, blatant = deviation_from_1(T, run.coordinates), off_temperature(T)
+    line = line._replace(remedy=run.use.hot(line.value))
+    if blatant:
+        seen = f"the kinetic temperature of the run is {blatant:.3g} instead of 1"
+        return line._replace(seen=seen, size=math.inf, explains=True)
+    known_to = f" +- {line.details['error']:.2f}" * math.isfinite(line.details["error"])
+    return line._replace(
+        seen=f"the kinetic temperature is {line.value:.3g}{known_to} instead of 1",
+        error=0.0 if run.draws is None else line.error,  # only a summary says that it cannot tell
+        warns=sure_temperature(T, run.coordinates),
+    )
+
+
+@CHECKS.add("squared steps over those of the noise", (LONG, math.inf), "<= {0:g}", "Use {run.use.accurate}")
+def squared_steps(run: Kept) -> Line | None:
+    jump = np.asarray(run.monitor.jump, float)
+    late = float(jump[:, jump.shape[1] // 2 :].mean())
+    seen = (
+        f"the squared steps are {late:.3g} times as large as with the injected noise alone, so the gradients, or their "
+        "minibatch noise, increase the variance of the draws"
+    )
+    line = Line(late, f"{late:.3g}", seen=seen, size=long_steps(jump, run.coordinates))
+    return line if jump.any() else None  # there is no such number for dynamics with a momentum
+
+
+@CHECKS.add("inflation that the warm-up predicts", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
+def tuned_inflation(run: Kept) -> Line | None:
+    inflation = float(np.max(run.monitor.inflation[:, -1]))
+    seen = f"minibatch noise is predicted to increase the posterior variances by up to {inflation:.0%}"
+    line = Line(inflation, f"{inflation:.1%}", seen=seen, size=inflation)
+    return line if run.use.tuned or inflation else None
+
+
+@CHECKS.add(
+    "check at the end of the warm-up",
+    (0, math.inf),
+    "",
+    f"Possible causes: a hierarchy (use {OTHER_PARAMETERS}), several modes, parameters that are known only up to a "
+    "rotation or a permutation, a posterior that is far from normal (compare with NUTS on fewer rows), or too short a "
+    "warm-up (use a larger num_warmup)",
+)
+def warm_up(run: Kept) -> Line | None:
+    if not any(run.scores):
+        return Line(0.0, "too short for one") if run.use.tuned else None
+    gradient, virial, R = run.scores
+    failed = failed_scores(run.scores, run.limit)
+    if run.verdict.decides:  # not the draws of the warm-up, unless those of the run have not mixed either
+        failed = failed_scores([0.0, 0.0, R * (mixing(np.asarray(run.monitor.place, float)) > MIXED)], run.limit)
+    z = float(np.maximum(gradient, virial))
+    seen = f"in the second half of the warm-up, in the worst direction, {' and '.join(failed)}"
+    bound = f"z <= {run.limit:.1f}, R-hat <= {MIXED}"
+    numbers = {"gradient": gradient, "virial": virial, "r_hat": R}
+    return Line(z, f"z = {z:.1f}, R-hat = {R:.2f}", bound, seen=seen, size=len(failed), details=numbers)
+
+
+def failed_scores(scores: Any, limit: float) -> list[str]:
     """
-    The scores of the check at the end of the warm-up that are too large, in words. NaN is too large. Chains that run
-    one by one have separate scores.
+    The scores of the check of the warm-up that are too large, in words. NaN is too large.
 
-    :param float limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
+    :param scores: gradient, virial and R-hat, see :class:`~numpyro_sgmcmc.tuning.tuning.Scores`.
+    :param limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
     """
+    names = "E[dU]", "E[(z - m) dU]", "R-hat"
+    sizes = "{:.1f} standard errors from 0", "{:.1f} standard errors from 1", "{:.2f}"
     failed = []
-    for score, most, words in (
-        (gradient, limit, "E[dU] is {:.1f} standard errors from 0"),
-        (virial, limit, "E[(z - m) dU] is {:.1f} standard errors from 1"),
-        (r_hat, MIXED, "R-hat is {:.2f}"),
-    ):
-        largest = np.max(score)
-        if np.isnan(largest):
-            failed.append(words.partition(" is ")[0] + " is not a number, as gradients at the draws are not finite")
-        elif largest > most:
-            failed.append(words.format(largest))
+    for score, bound, name, size in zip(scores, (limit, limit, MIXED), names, sizes):
+        if not score <= bound:
+            text = "not a number, as gradients at the draws are not finite" if np.isnan(score) else size.format(score)
+            failed.append(f"{name} is {text}")
     return failed
 
 
-def never_mixed(place: np.ndarray) -> bool:
-    """Whether chains do not overlap: their R-hat is above ``NEVER_MIXED``."""
-    place = np.asarray(place, float)
-    if len(place) < 2 or place.shape[1] < LONG_ENOUGH or not np.isfinite(place).all():
-        return False
-    within = place.var(1, ddof=1).mean()
-    between = place.mean(1).var(ddof=1)
-    return bool(within + between > NEVER_MIXED**2 * within)
+def verdict_on_warm_up(scores: Any, limit: float) -> str:
+    """``"right"``, ``"doubtful"``, or ``"unchecked"``, see :func:`failed_scores`."""
+    return "unchecked" if not np.any(scores) else "doubtful" if failed_scores(scores, limit) else "right"
 
 
-def still_falling(energy: np.ndarray) -> bool:
-    """Whether a chain's energy is far higher in its first tenth of draws, or its first draw, than in its last half."""
-    energy = np.asarray(energy, float)
-    n = energy.shape[1]
-    if n < LONG_ENOUGH or not np.isfinite(energy).all():
-        return False
-    late = energy[:, n // 2 :]
-    sd = np.maximum(late.std(1), 1e-30)
-    high = energy[:, : n // 10].mean(1) - late.mean(1) > HIGH * sd
-    far = (energy[:, 0] - late.mean(1) > FAR * sd) & (energy[:, 0] > late.max(1))  # not just an unusual minibatch
-    return bool((high | far).any())
+@CHECKS.add("score identities during the run", ERRORS, "certain errors <= {0}", "Use {run.use.accurate}")
+def run_scores(run: Kept) -> Line | None:
+    found = run.verdict
+    if not found.verdict:
+        return None
+    numbers, draws = found.numbers, run.monitor.step_size.shape[1]
+    size = abs(numbers.size) if numbers.score > 1 else 0.0
+    shown = f"{numbers.score:.2g} of the bound; {found.power(draws)}"
+    return Line(numbers.score, shown, seen=found.words(run.layout), size=size, details=numbers._asdict())
 
 
-def long_steps(jump: np.ndarray, coordinates: int) -> float:
-    """
-    The mean of :func:`squared_step` over the later half of the draws if it significantly exceeds ``LONG``, else 0. With
-    reshuffled rows most of the noise cancels if it is small, but little of it if it is that large.
-    """
-    jump = np.asarray(jump, float)
-    late = jump[:, jump.shape[1] // 2 :]
-    if late.shape[1] < 4 or not late.any():
-        return 0.0
-    if not np.isfinite(late).all():
-        return math.inf
-    certain = late.mean() - CERTAIN * sure_error(late) > LONG or beyond_chance(late, coordinates, LONG - 1)
-    return float(late.mean()) if certain and late.mean() > LONG else 0.0
+@CHECKS.add("energy", (0, math.inf), "constant", f"Use {NEARER}")
+def energy(run: Kept) -> Line | None:
+    seen = "the energy was still falling when the draws began, as after a start far from the mode"
+    return Line(None, "falls", seen=seen, size=1) if still_falling(run.monitor.energy) else None
 
 
-def off_temperature(temperature: np.ndarray, chains: np.ndarray) -> float:
-    """The mean temperature if it is significantly too high or too low, by a factor of two or more, else 0."""
-    if not chains.size:
-        return 0.0
-    T = temperature[chains]
-    if not np.isfinite(T).all():
-        return math.inf
-    if T.size >= 4 and T.min() > BLATANT:
-        return float(np.median(T))
-    if T.shape[1] < 4:
-        return 0.0  # too few draws for a standard error
-    # an unstable chain has a long tail, so HOT is compared on the log scale; the mean log is below 0 for a correct
-    # chain with any number of coordinates
-    log_T = np.log(np.clip(T, np.finfo(float).tiny, None))
-    if log_T.mean() - CERTAIN * sure_error(log_T) > np.log(HOT):
-        return float(np.exp(log_T.mean()))
-    return float(T.mean()) if T.mean() + CERTAIN * sure_error(T) < COLD else 0.0
+@CHECKS.add("mixing (not correctness): R-hat", (MIXED, APART), "<= {0}", "Use {run.use.mixing}")
+def r_hat(run: Kept) -> Line | None:
+    apart, seen = never_mixed(run.monitor.place), "the chains are in different regions and do not mix (R-hat is {})"
+    if run.r_hat is None:
+        return Line(None, "", seen=seen.format(f"above {NEVER_MIXED:g}"), size=math.inf) if apart else None
+    R, where = run.worst(run.r_hat)
+    shown, size, seen = f"{R:.3f} at {where['where']}", math.inf if apart else R, seen.format(f"{R:.2f}")
+    if run.draws is not None and run.draws.shape[1] < FEWEST:  # it is large by chance
+        shown, size, seen = f"{shown}, of too few draws", APART, "chains of so few draws cannot be compared"
+    return Line(R, shown, seen=seen, size=size, details=where)
 
 
-def verdict_on_one(T: np.ndarray, coordinates: int | None = None, least: float = 0.0) -> tuple[str, float]:
-    """
-    The verdict on a mean that should be 1, and its standard error. It is not ``"ok"`` only if the deviation is
-    significant, and a kinetic temperature is ``"wrong"`` only if it is certain: the standard errors of few draws that
-    depend on each other are too small.
-
-    :param T: shape ``(chains, draws)``.
-    :param coordinates: number of coordinates, if T is their kinetic temperature.
-    :param least: lower bound of the standard error.
-    """
-    mean, error = float(T.mean()), max(float(standard_error(T)), least)
-    n = effective(T)
-    certain = n >= ENOUGH and not abs(mean - 1) <= bound(1, len(T), n) * error
-    certain |= coordinates is not None and beyond_chance(T, coordinates, OFF)
-    verdict = graded(abs(mean - 1), *VARIANCE) if certain else "ok"
-    unsure = coordinates is not None and np.isfinite(mean) and not sure_temperature(T, coordinates)
-    if verdict == "wrong" and unsure:
-        verdict = "doubtful"
-    return verdict, error
+@CHECKS.add("mixing (not correctness): effective draws", (-FEW, math.inf), f">= {FEW}", "Use {run.use.mixing}")
+def ess(run: Kept) -> Line | None:
+    if run.draws is None:
+        return None
+    with np.errstate(invalid="ignore"):
+        size, where = run.worst(-effective(run.draws))
+    return Line(-size, f"{-size:.0f} at {where['where']}", seen="averages are not accurate", size=size, details=where)
 
 
-def sure_temperature(T: np.ndarray, coordinates: int) -> bool:
-    """Whether the mean is so certainly off that a run ends with a warning."""
-    if T.shape[1] < 4:
-        return False
-    return bool(abs(T.mean() - 1) - CERTAIN * sure_error(T) > OFF) or beyond_chance(T, coordinates, OFF)
-
-
-def beyond_chance(T: np.ndarray, coordinates: int, tolerance: float) -> bool:
-    """
-    Whether the mean kinetic temperature is significantly further from 1 than ``tolerance``, for draws with any
-    dependence. For d coordinates d T is chi-squared, and the mean of dependent draws has no larger exponential moments
-    than one draw (Jensen). So by Chernoff's bound the mean of C chains exceeds x with a probability of at most
-    exp(-C d (x - 1 - log x) / 2).
-
-    :param T: shape ``(chains, draws)``.
-    """
-    mean = float(T.mean())
-    if not T.size or not math.isfinite(mean) or abs(mean - 1) <= tolerance:
-        return bool(T.size) and not math.isfinite(mean)
-    x = max(mean / (1 + math.copysign(tolerance, mean - 1)), np.finfo(float).tiny)
-    return len(T) * coordinates * (x - 1 - math.log(x)) / 2 > -math.log(CHANCE)
-
-
-def known_temperatures(temperature: Any) -> np.ndarray:
-    """The temperatures of the draws that have one, shape ``(chains, draws)``."""
-    T = np.asarray(temperature, float)
-    return T[:, ~np.isnan(T).all(0)]
-
-
-def sure_error(x: np.ndarray) -> float:
-    """Standard error of the mean of dependent draws; infinite if there are too few of them to be sure of it."""
-    return float(standard_error(x)) if effective(x) >= ENOUGH else math.inf
+@CHECKS.add("mixing (not correctness): widths", (VARIANCE[0], math.inf), "<= {0:.0%}", "Use {run.use.mixing}")
+def spread(run: Kept) -> Line | None:
+    if run.draws is None or len(run.draws) == 1:
+        return None
+    size, where = run.worst(unequal_spread(run.draws))
+    shown = f"{size:.0%} apart at {where['where']}" if size else "no significant difference"
+    seen = "the standard deviations of the chains differ, so that of all draws is not known"
+    return Line(size, shown, seen=seen, size=size, details=where)

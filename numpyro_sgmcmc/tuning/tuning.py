@@ -31,6 +31,11 @@ class Given(NamedTuple):
 
     coordinates: Identity = Identity()
 
+    @property
+    def kept(self) -> dict[str, jax.Array]:
+        """The numbers that a run keeps of its warm-up."""
+        return {}
+
 
 class Tuning(NamedTuple):
     """
@@ -73,9 +78,15 @@ class Tuning(NamedTuple):
     inflation: jax.Array
 
     @property
-    def told(self) -> list[jax.Array]:
-        """The numbers that a run reports: steps per draw, largest variance of the noise, passes, inflation, scores."""
-        return [self.num_steps, self.variance.max(), self.passes, self.inflation, *self.scores]
+    def kept(self) -> dict[str, jax.Array]:
+        """The numbers that a run keeps, by their names in :class:`~numpyro_sgmcmc.report.monitor.Monitor`."""
+        return {
+            "num_steps": self.num_steps,
+            "noise": self.variance.max(),
+            "passes": self.passes,
+            "inflation": self.inflation,
+            **self.scores._asdict(),
+        }
 
     @property
     def score_limit(self) -> float:

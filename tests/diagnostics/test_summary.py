@@ -43,7 +43,7 @@ from numpyro_sgmcmc import (
 )
 from numpyro_sgmcmc.contrib.pictures import plot_noise_spectrum
 from numpyro_sgmcmc.data.fingerprint import fingerprint
-from numpyro_sgmcmc.diagnostics import data_lines, predicted_inflation
+from numpyro_sgmcmc.diagnostics import checks_with_data, predicted_inflation
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.predicted_inflation import Prediction, epoch_of, gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
@@ -438,15 +438,15 @@ def test_predicted_inflation_is_what_comes_out():
 )
 def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, monkeypatch):
     prediction = Prediction(*map(np.array, ([0.0, inflation], [0.0, error], [0.0, 0.0], [1.0, 1.0])), 2, np.eye(2))
-    monkeypatch.setattr(data_lines, "predicted", lambda *_: prediction)
+    monkeypatch.setattr(checks_with_data, "predicted", lambda *_: prediction)
     draws: Any = SimpleNamespace(z=np.zeros((4, 100, 2)), names=["a", "b"], sites=["a", "b"])
-    nothing: Any = None
-    gradients: Any = SimpleNamespace(values=nothing)
+    gradients: Any = SimpleNamespace(values=None)
     run: Any = SimpleNamespace(
         kernel=SGHMC(regression, rows=WithoutReplacement(), **RIGHT), potential=SimpleNamespace(plates={})
     )
-    line = data_lines.prediction_lines(run, draws, gradients, nothing, Remedies(False))["inflation_by_noise"]
-    assert line.verdict == verdict
+    data = checks_with_data.WithData(run, draws, gradients, Remedies(False), np.zeros((2, 2)))
+    line = checks_with_data.CHECKS_WITH_DATA["inflation_by_noise"].line(data)
+    assert line is not None and line.verdict == verdict
     assert ("standard error" in line.advice) == (error > 0.15)
 
 
@@ -546,7 +546,7 @@ def test_one_chain_and_two_plates():
     found = summary(mcmc, table)
     assert set(found["score"]["by_site"]) == {"mu", "scale"}
     assert found["passes"]["value"] == pytest.approx(110 * 5 * 12 / 96)  # two rows and six columns of a table of 4 x 24
-    assert epoch_of(kernel, kernel.potential((table,), {})) == 4  # the longer epoch, as its noise is cancelled last
+    assert epoch_of(Run(mcmc, (table,), {}, "test")) == 4  # the longer epoch, as its noise is cancelled last
 
 
 def separate(x, y):

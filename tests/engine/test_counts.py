@@ -144,8 +144,8 @@ def test_a_step_does_the_same_work_whatever_the_size_of_the_data(gradient):
     assert large == pytest.approx(small, rel=0.01)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("rows", SCHEMES, ids=repr)
-@pytest.mark.every(2)
 def test_the_state_holds_nothing_as_long_as_the_data(rows):
     N = 9973
     for kernel_class in (SGLD, SGHMC, SGNHT, MSGNHT):

@@ -15,13 +15,13 @@ from numpyro.infer import MCMC, Gibbs
 import pytest
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement, settings, summary
-from numpyro_sgmcmc.report import end_of_run
-from numpyro_sgmcmc.report.end_of_run import Bar
+from numpyro_sgmcmc.engine import progress_bar
+from numpyro_sgmcmc.engine.progress_bar import Bar
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.report.run_checks import beyond_chance, still_falling, sure_error
+from numpyro_sgmcmc.report.report_hook import report
 from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers
-from numpyro_sgmcmc.report.run_warnings import report
+from numpyro_sgmcmc.report.statistics import beyond_chance, still_falling, sure_error
 from numpyro_sgmcmc.types import Plate
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
@@ -226,7 +226,7 @@ class TunedState(NamedTuple):
 
 def test_the_bar_tells_of_the_state_before(monkeypatch):
     clock = iter(range(100))  # a second from look to look
-    monkeypatch.setattr(end_of_run.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
     at = lambda steps, *refused: State(jnp.uint32([steps] * 2), jnp.zeros((2, 4), jnp.uint32), jnp.array(refused))  # noqa: E731
     bar, stuck, well = Bar(), at(0, 100, 3), at(0, 0, 0)
     jax.block_until_ready((stuck, well))
@@ -236,7 +236,7 @@ def test_the_bar_tells_of_the_state_before(monkeypatch):
 
 def test_the_bar_tells_of_rows(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(end_of_run.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: clock[0])
 
     def shown(bar, steps, wraps=0, seconds=1.0):
         clock[0] += seconds

@@ -207,7 +207,7 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
     monitor = mcmc._states["monitor"]
     monitor = monitor._replace(virial=np.full_like(monitor.virial, 20.0))
     monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": monitor})
-    assert RunVerdict.of(monitor.scores).decides
+    assert RunVerdict.of(RunNumbers(*(getattr(monitor, name) for name in RunNumbers._fields))).decides
     assert settings(mcmc)["verdict"] == "right"
     line = summary(mcmc).lines["run_scores"]
     assert line.verdict == "ok" and "sees errors above" in line.shown

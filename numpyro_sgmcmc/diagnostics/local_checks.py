@@ -1,5 +1,5 @@
 r"""
-The lines of a summary for local sites. Both are measured on new minibatches at draws of the run.
+The checks of local sites. Both are measured on new minibatches at draws of the run.
 
 **Memory.** Two local chains of the same row start at different values :math:`u_0, u_0'` and end at :math:`u, u'`. The
 slope of the difference of the ends on that of the starts, and the squared correlation,
@@ -22,6 +22,8 @@ the starts, only a chain without any movement is wrong.
 The score identities show neither, because they use the same local values.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 import math
 from typing import Any
 
@@ -31,40 +33,90 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
-from numpyro_sgmcmc.diagnostics.table import Line
 from numpyro_sgmcmc.gradients.local_tables import read
 from numpyro_sgmcmc.local.models import drawn_locally
 from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
+from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
-from numpyro_sgmcmc.utils.significance import VARIANCE, graded, largest_z_score
+from numpyro_sgmcmc.utils.significance import VARIANCE, largest_z_score
 
 PLACES = 100  # draws of the run, each with a minibatch of its own
 VISITS = 40  # at most so many visits to a row with a stored value
 OF_A_FUNCTION = 0.3, 0.99  # bounds of s, if a function returns the starts
 
+LOCAL_CHECKS = Checks()
+
+
+@dataclass(frozen=True, eq=False)
+class WithLocal:
+    """A run with local sites."""
+
+    run: Run
+    draws: Draws | None  # the places to measure at; None if local values are kept, which fit the last position only
+    rng_key: jax.Array
+
+    @property
+    def local(self) -> Any:
+        """The sampler of the local sites."""
+        return self.run.kernel.sampled_model.local
+
+    @property
+    def visits(self) -> float:
+        """The number of visits to a row whose value is kept, otherwise 1."""
+        if not self.run.keeps_local_values:
+            return 1.0
+        ((size, batch),) = self.run.potential.plates.values()
+        return max(float(self.run.steps.min()) * batch / size, 1.0)
+
+    @property
+    def better(self) -> str:
+        """What makes draws forget their starts."""
+        local = self.local
+        if hasattr(local, "moves"):
+            return (
+                f"more moves than {local.moves}, another step_size than {local.step_size:g} (about the width of the "
+                "conditional distribution; a trajectory must not be half a period), or a function for start="
+            )
+        if hasattr(local, "sweeps"):
+            return f"more sweeps than {local.sweeps}, or a function for start="
+        return "more moves in the function, or better starts"
+
+    def over_places(self, fn: Callable, visits: int, rng_key: jax.Array) -> Any:
+        """
+        ``fn(potential, z, table, key)`` at draws, or at the last position of each chain if values are kept, as their
+        table fits this position only. The places are along axis 0 of the results, fewer for many visits.
+        """
+
+        def at(potential, z, table, keys):
+            unravel = unraveler(potential.prototype)
+            return lax.map(lambda each: fn(potential, unravel(each[0]), table, each[1]), (z, keys))
+
+        places, at_draws, found = max(PLACES // visits, 10), self.run.compiled(at), []
+        chains = self.run.states[:places] if self.draws is None else []
+        ways = [(np.repeat(raveled(one.z)[None], -(-places // len(chains)), 0), one.gradient_state) for one in chains]
+        if self.draws is not None:
+            ways = [(self.draws.flat[:: max(1, len(self.draws.flat) // places)], ())]
+        for k, (z, table) in enumerate(ways):
+            keys = random.split(random.fold_in(rng_key, k), len(z))
+            found.append(at_draws(jnp.asarray(z, jnp.result_type(float)), table, keys))
+        return jax.tree.map(lambda *x: np.concatenate([np.asarray(each, float) for each in x]), *found)
+
 
 def local_lines(run: Run, draws: Draws | None, rng_key: jax.Array) -> dict[str, Line]:
-    """
-    Empty if there are no local sites.
-
-    :param draws: the places to measure at. None if local values are kept: they fit the last position only.
-    """
-    model = run.kernel.sampled_model
-    if not isinstance(model, drawn_locally):
+    """Empty if there are no local sites."""
+    if not isinstance(run.kernel.sampled_model, drawn_locally):
         return {}
-    key_memory, key_moves = random.split(rng_key)
-    lines = {}
-    if not callable(getattr(model.local, "start", None)):
-        lines["local_memory"] = _memory(run, draws, key_memory)
-    if makes_moves(model):
-        lines["local_moves"] = _rejected(run, draws, key_moves)
-    return lines
+    local, checks = WithLocal(run, draws, rng_key), Checks(LOCAL_CHECKS)
+    if callable(getattr(local.local, "start", None)):
+        del checks["local_memory"]
+        checks["local_moves"] = replace(checks["local_moves"], bounds=OF_A_FUNCTION)
+    return checks.lines(local)
 
 
-def _memory(run, draws, rng_key):
-    in_run = _visits(run) if run.keeps_local_values else 1.0
-    visits = int(min(in_run, VISITS))
+@LOCAL_CHECKS.add("memory of the starts of local chains", VARIANCE, "<= {0:.0%}", "Use {run.better}")
+def local_memory(run: WithLocal) -> Line:
+    visits = int(min(run.visits, VISITS))
 
     def chain(potential, z, rows, rng_key):
         """Start and end of local chains, which continue for all visits."""
@@ -88,9 +140,8 @@ def _memory(run, draws, rng_key):
         pairs = {name: ((begin.start[name], other.start[name]), (ends[name], other_ends[name])) for name in ends}
         return {name: _products(begin.plates[name], *pair) for name, pair in pairs.items()}
 
-    places = max(PLACES // visits, 10)
-    found = _over_places(run, draws, at, places, rng_key)
-    return _memory_line(run.kernel.sampled_model.local, found, in_run / visits)
+    found = run.over_places(at, visits, random.split(run.rng_key)[0])
+    return _memory(run.local, found, run.visits / visits)
 
 
 def _products(plates, *pairs):
@@ -109,7 +160,7 @@ def _products(plates, *pairs):
     return jnp.stack([(a * a).mean(0), (a * b).mean(0), jnp.abs(starts).mean(0), jnp.abs(ends).mean(0)])
 
 
-def _memory_line(local, products, more):
+def _memory(local, products, more):
     """
     :param products: local site -> those of :func:`_products` at each place, shape ``(places, 4, coordinates)``.
     :param more: visits of the run for each that was made here.
@@ -128,36 +179,26 @@ def _memory_line(local, products, more):
     size = np.maximum(certain, share)
     worst = int(np.argmax(np.where(np.isnan(size), np.inf, size)))
     return Line(
-        "memory of the starts of local chains",
         float(slope[worst]),
         f"{slope[worst]:+.1%} +- {error[worst]:.1%} at {names[worst]}, {min(share[worst], 1):.1%} of its variance",
-        f"<= {VARIANCE[0]:.0%}",
-        graded(float(size[worst]), *VARIANCE),
-        f"the draws of {type(local).__name__} for a row depend on where they start, so they are not from its "
-        f"conditional distribution, and the posterior of the other sites is wrong: {_way_out(local)}.",
-        {
-            "where": names[worst],
-            "error": float(error[worst]),
-            "share": float(min(share[worst], 1)),
-        },
+        seen=f"the draws of {type(local).__name__} for a row depend on where they start, so they are not from its "
+        "conditional distribution, and the posterior of the other sites is wrong",
+        size=float(size[worst]),
+        details={"where": names[worst], "error": float(error[worst]), "share": float(min(share[worst], 1))},
     )
 
 
-def _way_out(local):
-    if hasattr(local, "moves"):
-        return (
-            f"more moves than {local.moves}, another step_size than {local.step_size:g} (about the width of the "
-            "conditional distribution; a trajectory must not be half a period), or a function for start="
-        )
-    if hasattr(local, "sweeps"):
-        return f"more sweeps than {local.sweeps}, or a function for start="
-    return "more moves in the function, or better starts"
-
-
-def _rejected(run, draws, rng_key):
-    local, kept = run.kernel.sampled_model.local, run.keeps_local_values
+@LOCAL_CHECKS.add(
+    "rows whose local moves are all rejected",
+    VARIANCE,
+    "<= {0:.0%}",
+    "Use a smaller step_size than {run.local.step_size:g}, or more moves than {run.local.moves}",
+)
+def local_moves(run: WithLocal) -> Line | None:
+    if not makes_moves(run.run.kernel.sampled_model):
+        return None
     sites: tuple[str, ...] = ()
-    visits = int(min(_visits(run), VISITS)) if kept else 1
+    visits, kept = int(min(run.visits, VISITS)), run.run.keeps_local_values
 
     def shares(potential, z, table, rng_key):
         key_rows, key_draws = random.split(rng_key)
@@ -174,51 +215,13 @@ def _rejected(run, draws, rng_key):
         mean, moved = lax.map(accepted, random.split(key_draws, visits))
         return mean.mean(), 1 - moved.any(0).mean()
 
-    mean, still = _over_places(run, draws, shares, max(PLACES // visits, 10), rng_key)
-    return _line(local, sites, mean, still, visits)
-
-
-def _over_places(run, draws, fn, places, rng_key):
-    """
-    ``fn(potential, z, table, key)`` at draws, or at the last position of each chain if values are kept, as their table
-    fits this position only. The places are along axis 0 of the results.
-    """
-
-    def at(potential, z, table, keys):
-        unravel = unraveler(potential.prototype)
-        return lax.map(lambda each: fn(potential, unravel(each[0]), table, each[1]), (z, keys))
-
-    if run.keeps_local_values:
-        chains = run.states[:places]
-        each = -(-places // len(chains))
-        ways = [(np.repeat(np.asarray(raveled(chain.z))[None], each, 0), chain.gradient_state) for chain in chains]
-    else:
-        ways = [(draws.flat[:: max(1, len(draws.flat) // places)], ())]
-    at_draws = run.compiled(at)
-    found = []
-    for k, (z, table) in enumerate(ways):
-        keys = random.split(random.fold_in(rng_key, k), len(z))
-        found.append(at_draws(jnp.asarray(z, jnp.result_type(float)), table, keys))
-    return jax.tree.map(lambda *x: np.concatenate([np.asarray(each, float) for each in x]), *found)
-
-
-def _visits(run):
-    """The number of visits to a row in the run."""
-    ((size, batch),) = run.potential.plates.values()
-    return max(float(run.steps.min()) * batch / size, 1.0)
-
-
-def _line(local: Any, sites: tuple[str, ...], acceptance: np.ndarray, still: np.ndarray, visits: int) -> Line:
+    mean, still = run.over_places(shares, visits, random.split(run.rng_key)[1])
     share, error = max(float(still.mean()), 0.0), float(still.std() / len(still) ** 0.5)
-    doubtful, wrong = OF_A_FUNCTION if callable(local.start) else VARIANCE
-    names = " and ".join(map(repr, sites))
     return Line(
-        "rows whose local moves are all rejected",
         share,
-        f"{share:.1%} +- {error:.1%}; {acceptance.mean():.1%} of the moves accepted",
-        f"<= {doubtful:.0%}",
-        graded(share - 3 * error, doubtful, wrong),
-        f"local values of {names} stay at their start, and the posterior of the other sites is wrong: a smaller "
-        f"step_size than {local.step_size:g} for {type(local).__name__}, or more moves than {local.moves}.",
-        {"acceptance": float(acceptance.mean()), "error": error, "visits": visits, "sites": sites},
+        f"{share:.1%} +- {error:.1%}; {mean.mean():.1%} of the moves accepted",
+        seen=f"local values of {' and '.join(map(repr, sites))} stay at their start, and the posterior of the other "
+        "sites is wrong",
+        size=share - 3 * error,
+        details={"acceptance": float(mean.mean()), "error": error, "visits": visits, "sites": sites},
     )

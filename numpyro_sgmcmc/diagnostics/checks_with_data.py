@@ -1,0 +1,209 @@
+r"""
+The checks of a run that need its data: the identities of the score (:mod:`~numpyro_sgmcmc.diagnostics.scores`), the
+configurational temperature :math:`E[(z - m) \cdot \nabla U] / d`, and the inflation that step size and minibatches
+predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted_inflation`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+import math
+from typing import Any
+
+import numpy as np
+
+from numpyro_sgmcmc.diagnostics.predicted_inflation import Prediction, epoch_of, predicted
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
+from numpyro_sgmcmc.diagnostics.scores import Gradients, Identities, identities
+from numpyro_sgmcmc.report.check import Checks, Line
+from numpyro_sgmcmc.report.remedies import Remedies
+from numpyro_sgmcmc.report.statistics import deviation_from_1
+from numpyro_sgmcmc.schedules import Constant
+from numpyro_sgmcmc.utils.monte_carlo import bound, effective
+from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
+
+MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
+
+OTHER = "Use another parametrisation, or jax_enable_x64"
+BY_HALVING = "Use {run.use.accurate}; step_halving(mcmc, key, ...) shows more"
+
+CHECKS_WITH_DATA = Checks()
+
+
+@dataclass(frozen=True, eq=False)
+class WithData:
+    """A run with gradients at its draws."""
+
+    run: Run
+    draws: Draws
+    gradients: Gradients
+    use: Remedies  # what the user may change
+    pairs: np.ndarray | None = None  # of gradients, for a prediction; None if there is none
+
+    @cached_property
+    def of(self) -> Identities | None:
+        """The identities; None if a gradient is not finite."""
+        values = self.gradients.values
+        return identities(self.draws.z, values) if np.isfinite(values).all() else None
+
+    @cached_property
+    def ess(self) -> np.ndarray:
+        """Effective draws of each coordinate."""
+        return effective(self.draws.z)
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """What step size and minibatches add to the variances."""
+        return None if self.pairs is None else predicted(self.run, self.draws, self.gradients.values, self.pairs)
+
+    @property
+    def mean_step(self) -> str:
+        """Words for the step size of a prediction."""
+        return "" if isinstance(self.run.kernel.schedule, Constant) else ", at the mean step size"
+
+    def by_site(self, sizes: np.ndarray) -> dict[str, int]:
+        """The coordinate of each site where these numbers are largest."""
+        sites = np.asarray(self.draws.sites)
+        index = {site: np.flatnonzero(sites == site) for site in dict.fromkeys(self.draws.sites)}
+        return {site: own[np.argmax(sizes[own])] for site, own in index.items()}
+
+
+def gradient_facts(run: WithData) -> dict[str, Line]:
+    """A line without a check: the gradients that were evaluated."""
+    of, n = run.gradients, len(run.draws.flat)
+    bits = f", {', '.join(of.widened)} in 32 bits" * bool(of.widened)
+    shown = f"{n} draws, {'all rows' if of.whole else f'{of.rows} fresh rows'} each{bits}"
+    return {"looked_at": Line(n, shown, details={"passes": of.passes}, title="gradients evaluated")}
+
+
+@CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)
+def edge(run: WithData) -> Line | None:
+    share = run.draws.left_out / (len(run.draws.flat) + run.draws.left_out)
+    seen = "values are rounded to the edge of their support"
+    return Line(share, f"{share:.2%}", seen=seen, size=share) if share else None
+
+
+@CHECKS_WITH_DATA.add("E[dU/dz] = 0", MEAN, "", BY_HALVING)
+def score(run: WithData) -> Line:
+    of = run.of
+    if of is None:
+        wrong = ~np.isfinite(run.gradients.values).all(-1)
+        seen = (
+            "the gradient is not finite: either the draws are so far away that it overflows, or rows that no step has "
+            "used are not finite or outside the support of their distribution"
+        )
+        return Line(math.nan, f"not finite in {wrong.mean():.1%} of draws", "finite", seen=seen, size=math.inf)
+    own, mixed = (of.gradient, of.gradient_error, of.gradient / of.scale), (of.shift, of.shift_error)
+    return _identity(run, own, mixed, MEAN, "the mean is off by {:.2f} sd", f"{MEAN[0]} sd")
+
+
+@CHECKS_WITH_DATA.add("E[(z - m) dU/dz] = 1", VARIANCE, "", BY_HALVING)
+def virial(run: WithData) -> Line | None:
+    of = run.of
+    if of is None:
+        return None
+    own, mixed = (of.virial - 1, of.virial_error, of.virial - 1), (of.inflation, of.inflation_error)
+    return _identity(run, own, mixed, VARIANCE, "the variance is off by {:+.0%}", f"{VARIANCE[0]:.0%}")
+
+
+def _identity(run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], words: str, allowed: str) -> Line:
+    """
+    :param own: deviation, its standard error and its size in the coordinates themselves.
+    :param mixed: deviation and its standard error, multiplied by the covariance of the draws.
+    :param bounds: those of the check.
+    :param words: format string of ``mixed``.
+    :param allowed: the first bound, in words.
+    """
+    names, limit = run.draws.names, bound(2 * len(run.draws.names), len(run.draws.z), run.ess)
+    (_, _, size), (effect, error) = own, mixed
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z, z_mixed = (np.nan_to_num(np.abs(of[0]) / of[1]) for of in (own, mixed))
+    certain = np.maximum(np.where(z > limit, np.abs(size), 0), np.where(z_mixed > limit, np.abs(effect), 0))
+    both = np.maximum(z, z_mixed)
+    k, most = int(np.argmax(both / limit)), int(np.argmax(certain))
+
+    def numbers(j):
+        return {"z": float(both[j]), "where": names[j], "effect": float(effect[j])}
+
+    places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
+    by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
+    insignificant, overflow = ", not significant" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
+    overflow = f"perhaps the model overflows in the dtype of {overflow}: give it 32 bits. Else " * bool(overflow)
+    return Line(
+        float(both[k]),
+        f"z = {both[k]:.1f} at {names[k]}, {words.format(effect[k])} (+- {error[k]:.2g}){insignificant}",
+        f"z <= {limit[k]:.1f}, or less than {allowed}",
+        seen=f"{overflow}{words.format(effect[most])} at {names[most]}, to first order",
+        size=float(certain.max()),
+        error=float(np.median(error)),
+        details=numbers(k) | {"bound_z": float(limit[k]), "effect_error": float(error[k]), "by_site": by_site},
+    )
+
+
+@CHECKS_WITH_DATA.add("configurational temperature", VARIANCE, "1 +- {0}", "Use {run.use.accurate}")
+def configurational_temperature(run: WithData) -> Line | None:
+    if run.of is None:
+        return None
+    z, g, ess, sites = run.draws.z, run.gradients.values, run.ess, np.asarray(run.draws.sites)
+    product = (z - z.mean((0, 1))) * (g - g.mean((0, 1))) + 1 / ess  # see identities
+    line = deviation_from_1(product.mean(-1), least=float(np.sqrt((1 / ess).sum()) / len(ess)))
+    by_site = {site: float(product[..., sites == site].mean()) for site in dict.fromkeys(run.draws.sites)}
+    return line._replace(details={**line.details, "by_site": by_site})
+
+
+@CHECKS_WITH_DATA.add("inflation predicted from minibatch noise", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
+def inflation_by_noise(run: WithData) -> Line | None:
+    of = run.prediction
+    line = of and _predicted(run, of.noise, of.noise_error, "minibatch noise increases the variance of the draws")
+    return line and line._replace(shown=line.shown + ", reshuffled" * (epoch_of(run.run) >= 2))
+
+
+@CHECKS_WITH_DATA.add("inflation predicted from the step size", VARIANCE, "<= {0:.0%}", "Use {run.use.stable}")
+def inflation_by_step(run: WithData) -> Line | None:
+    of = run.prediction
+    return of and _predicted(run, of.step, np.zeros_like(of.step), "the step is too large for the integrator")
+
+
+def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: str) -> Line:
+    size, names = np.abs(inflation), run.draws.names
+    with np.errstate(invalid="ignore"):  # of infinite inflations
+        certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
+    k = int(np.argmax(certain if certain.any() else size))
+    known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
+    by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
+    return Line(
+        float(inflation[k]),
+        f"{inflation[k]:+.1%}{known_to} at {names[k]}{run.mean_step}",
+        seen=seen,
+        size=float(certain.max()),
+        error=float(error.max()),
+        details={"where": names[k], "by_coordinate": dict(zip(names, inflation.tolist())), "by_site": by_site},
+    )
+
+
+@CHECKS_WITH_DATA.add("stability of the step", (0, 1), "at 1.25 h as well", "Use {run.use.stable}")
+def stability(run: WithData) -> Line | None:
+    if run.prediction is None:
+        return None
+    stable = run.prediction.stable
+    seen = "the step is close to the stability limit of the narrowest direction, or beyond it"
+    shown = ("unstable", "near its limit", "stable")[stable] + run.mean_step
+    remedy = "" if run.use.tuned else f"Use {run.use.stable}, or an inverse_mass_matrix"
+    return Line(stable, shown, seen=seen, size=2 - stable, remedy=remedy)
+
+
+def numbers_by_site(lines: Mapping[str, Line]) -> dict[str, dict[str, Any]]:
+    """
+    Site -> the z-scores of the identities in its worst coordinate, its configurational temperature, the predicted
+    inflations, and the verdict of its identities; empty if the gradients are not finite.
+    """
+    by_site = {key: line.details["by_site"] for key, line in lines.items() if "by_site" in line.details}
+    found = {}
+    for site, first in by_site.get("score", {}).items():
+        second = by_site["virial"][site]
+        where = max(first, second, key=lambda of: of["z"])["where"]
+        numbers = {"where": where, "score": first["z"], "virial": second["z"]}
+        numbers["temperature"] = by_site["configurational_temperature"][site]
+        numbers |= {key: sites[site] for key, sites in by_site.items() if key.startswith("inflation_by")}
+        found[site] = numbers | {"verdict": worst(first["verdict"], second["verdict"])}
+    return found

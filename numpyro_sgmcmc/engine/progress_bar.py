@@ -1,0 +1,66 @@
+"""The text of the progress bar."""
+
+from collections.abc import Mapping
+import time
+from typing import Any
+
+import jax
+from jax.core import Tracer
+import numpy as np
+
+from numpyro_sgmcmc.report.run_checks import STUCK
+from numpyro_sgmcmc.types import Plate
+
+READABLE = 0.5  # seconds between two updates: numbers that change faster cannot be read
+
+
+class Bar:
+    """
+    The text of a progress bar: rows used by each chain, passes over the data, rows per second, the steps per draw that
+    the warm-up has chosen, and the number of chains that do not move. It describes the state of the previous call,
+    which has been computed by now, so it does not wait for the device.
+    """
+
+    def __init__(self):
+        self._plate: Plate | None = None
+        self._before: Any = None
+        self._text = ""
+        self._looked: tuple[float, int] | None = None  # time of the last update, and steps at that time
+
+    def __reduce__(self):
+        return Bar, ()
+
+    def begin(self, plates: Mapping[str, Plate], text: str = "") -> None:
+        """
+        Called at the start of a run on these plates; the rows shown are those of the largest.
+
+        :param text: what is shown until the second transition.
+        """
+        self._plate = max(plates.values(), default=None)
+        self._before, self._looked, self._text = None, None, text
+
+    def __call__(self, state: Any) -> str:
+        found = getattr(getattr(state, "tuning", ()), "num_steps", ())
+        before, self._before = self._before, (state.i, state.marks, state.refused, found)
+        if before is None or (self._looked is not None and time.monotonic() - self._looked[0] < READABLE):
+            return self._text
+        if all(not isinstance(x, Tracer) and x.is_ready() for x in jax.tree.leaves(before)):
+            self._look(*before)
+        return self._text
+
+    def _look(self, i: jax.Array, marks: jax.Array, refused: jax.Array, num_steps: Any) -> None:
+        wraps = np.asarray(marks).reshape(-1, marks.shape[-1])[0, 0]
+        now, steps = time.monotonic(), int(np.ravel(i)[0]) + 2**32 * int(wraps)
+        last, self._looked = self._looked, (now, steps)
+        stuck = np.atleast_1d(np.asarray(refused)) >= STUCK
+        still = f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
+        each = 0 if isinstance(num_steps, tuple) else int(np.max(num_steps))
+        chosen = f"{each} steps per draw" if each else ""
+        self._text = ", ".join(filter(None, (self._pace(last, now, steps), chosen, still)))
+
+    def _pace(self, last: tuple[float, int] | None, now: float, steps: int) -> str:
+        if last is None or self._plate is None or steps < last[1]:  # fewer steps: another chain
+            return ""
+        size, batch = self._plate
+        rows, pace = steps * batch, (steps - last[1]) * batch / (now - last[0])
+        return f"{rows:.3g} rows, {rows / size:.3g} passes, {pace:.3g} rows/s"

@@ -1,0 +1,103 @@
+"""
+The warning at the end of a run, without additional cost.
+
+A callback from a compiled step to Python would cost more than the step itself, and NumPyro calls no method of a kernel
+at the end of a run. But it rebuilds the collected fields, as a pytree of arrays with the axes chains and draws. So one
+of the collected fields, :class:`Collected`, is a pytree node that runs the checks when it is rebuilt from the arrays of
+a whole run.
+"""
+
+import logging
+from typing import Any
+import warnings
+import weakref
+
+import jax
+from jax.core import Tracer
+import numpy as np
+
+from numpyro_sgmcmc.report.monitor import Monitor
+from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
+from numpyro_sgmcmc.report.run_scores import Layout
+from numpyro_sgmcmc.tuning.pilot import score_limit
+from numpyro_sgmcmc.utils.compat import stack_level
+from numpyro_sgmcmc.utils.significance import worst
+
+logger = logging.getLogger(__name__.partition(".")[0])
+ONE = Layout((("z", 1),))  # a model with one number
+_reported: list[Any] = [None]  # the arrays of the last report, weakly
+
+
+class Collected:
+    """
+    The numbers of a :class:`Monitor`, packed. When it is rebuilt from the arrays of a whole run, it becomes a monitor,
+    and the run is checked.
+
+    :param int chains: number of chains in one vectorized state, otherwise 1.
+    :param layout: the latent sites.
+    """
+
+    def __init__(self, packed: Any, chains: int, layout: Layout):
+        self.packed, self.chains, self.layout = packed, chains, layout
+
+    def is_whole_run(self) -> bool:
+        """Whether the axes are chains and draws. During a run draws are the first axis, or there is none of chains."""
+        packed = self.packed
+        if getattr(packed, "ndim", 0) != 3:  # first, as this is asked at every call
+            return False
+        if not isinstance(packed, (jax.Array, np.ndarray)) or isinstance(packed, Tracer):
+            return False
+        if self.chains == 1:
+            return True
+        if packed.shape[0] != self.chains:
+            return False
+        # if there are as many draws as chains, the numbers of the chains distinguish the two orders
+        first = np.asarray(packed)[:, 0, Monitor._fields.index("chain")]
+        return packed.shape[1] != self.chains or bool((first == np.arange(self.chains)).all())
+
+
+def _rebuild(fixed: tuple[int, Layout], children: Any) -> Any:
+    (packed,) = children
+    collected = Collected(packed, *fixed)
+    if not collected.is_whole_run():
+        return collected
+    monitor = Monitor.of(packed)
+    if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
+        _reported[0] = weakref.ref(packed)
+        report(monitor, collected.layout, collected.chains)
+    return monitor
+
+
+jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.layout)), _rebuild)
+
+
+def report(monitor: Monitor, layout: Layout = ONE, chains: int = 1) -> None:
+    """
+    Warns, once, of all that is not right with a run and worth it. Logs the results of its warm-up at level INFO.
+
+    :param monitor: arrays of shape ``(chains, draws)``.
+    :param layout: the latent sites.
+    :param int chains: number of chains that are tuned together.
+    """
+    run = Kept(monitor, layout, score_limit(layout.coordinates, chains))
+    last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}
+    tuned = last["num_steps"] > 0
+    if tuned and last["step_size"] > 0:
+        logger.info(
+            f"found in the warm-up: step_size {last['step_size']:.3g} in coordinates that standardise the posterior, "
+            f"steps_per_sample {last['num_steps']:.0f}, variance of the gradient noise at most {last['noise']:.3g}; "
+            f"{last['passes']:.3g} passes over the data in the search; verdict of the check: "
+            f"{verdict_on_warm_up(run.scores, run.limit)}."
+        )
+    text = ""
+    lines = run.warnings
+    for line in lines:
+        remedy = f" {line.remedy}." * (line.remedy not in text)  # each once
+        text += f"{' Also ' * bool(text)}{line.seen}.{remedy}"
+    if lines:
+        chosen = ", chosen by the warm-up (see numpyro_sgmcmc.settings(mcmc))" * tuned
+        warnings.warn(
+            f"the draws are {worst(*(line.verdict for line in lines))}: {text} The step_size is "
+            f"{last['step_size']:.3g}{chosen}. numpyro_sgmcmc.summary(mcmc, *args) shows more.",
+            stacklevel=stack_level(),
+        )
