@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.report.run_scores import RunNumbers
-
 FIRST = 64  # coordinates per site that are used to distinguish chains
 DTYPES = {"refused": np.int32, "diverging": bool, "data_changed": bool}  # of a run; float32 for the others
 

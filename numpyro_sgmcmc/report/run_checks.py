@@ -25,8 +25,7 @@ from numpyro_sgmcmc.report.statistics import (
     still_falling,
     sure_temperature,
 )
-from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, unequal_spread
-from numpyro_sgmcmc.utils.monte_carlo import r_hat as mixing
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat as mixing, unequal_spread
 from numpyro_sgmcmc.utils.significance import VARIANCE
 
 STUCK = 100  # steps refused in a row after which a chain is reported
