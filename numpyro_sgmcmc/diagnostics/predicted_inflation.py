@@ -28,7 +28,7 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.rows.schemes import next_rows
-from numpyro_sgmcmc.tuning.coordinates import Identity, LowRank, raveled, unraveler
+from numpyro_sgmcmc.tuning.coordinates import DENSE as MATRIX, Identity, raveled, unraveler
 from numpyro_sgmcmc.types import RowsState, Sites, Thermostatted
 
 PAIRS, FEWEST = 1000, 200  # pairs of minibatches, at most, and at least for many coordinates
@@ -121,8 +121,8 @@ def predicted(run: Run, draws: Draws, gradients: np.ndarray, pairs: np.ndarray) 
         return None
     coordinates = one.tuning.coordinates
     L = _scale(coordinates, dynamics, one.z)
-    wide = coordinates if isinstance(coordinates, LowRank) else None
     dense = L.ndim == 2
+    wide = None if dense or isinstance(coordinates, Identity) else coordinates
     into = (lambda g: g @ L) if dense else (lambda g: g * L) if wide is None else (lambda g: _along(wide, g) / L)
     away = draws.flat - draws.flat.mean(0)
     y = np.linalg.solve(L, away.T).T if dense else away / L
@@ -173,10 +173,11 @@ def _balance(dynamics: Any, h: float, s2: np.ndarray) -> Any:
 
 def _scale(coordinates: Any, dynamics: Any, z: Sites) -> np.ndarray:
     """L in z = c + L y, where y has unit mass: a matrix or a diagonal."""
-    if isinstance(coordinates, LowRank):  # the lengths of its rows: a matrix would be too large
-        return np.sqrt(np.asarray(coordinates.variances(jnp.ones_like(coordinates.width)), float))
     if not isinstance(coordinates, Identity):
-        return np.asarray(coordinates.scale, float)
+        if coordinates.center.size <= MATRIX:
+            return np.asarray(coordinates.matrix(), float)
+        # the lengths of its rows: a matrix would be too large
+        return np.sqrt(np.asarray(coordinates.variances(jnp.ones_like(coordinates.center)), float))
     mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if not isinstance(mass, Mapping):
         return np.full(len(raveled(z)), math.sqrt(float(mass)))
@@ -184,10 +185,10 @@ def _scale(coordinates: Any, dynamics: Any, z: Sites) -> np.ndarray:
     return np.sqrt(np.concatenate([full[name].ravel() for name in sorted(full)]))
 
 
-def _along(coordinates: LowRank, gradients: np.ndarray) -> np.ndarray:
+def _along(coordinates: Any, gradients: np.ndarray) -> np.ndarray:
     """L L^T g for each gradient, which are along axis 0; in double precision."""
     with jax.enable_x64(True):
-        exact = LowRank(*(jnp.asarray(part, float) for part in coordinates))
+        exact = jax.tree.map(lambda part: jnp.asarray(part, float), coordinates)
         both = lambda g: exact.times(exact.pull_back(g))  # noqa: E731
         return np.asarray(lax.map(both, jnp.asarray(gradients, float), batch_size=TOGETHER))
 

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.data.row_array import RowArray
@@ -26,6 +26,7 @@ from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous
 from numpyro_sgmcmc.tuning.data_share import PROBES, shares_of_data
+from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.search import expected_passes
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
@@ -70,13 +71,19 @@ class Chains:
     searching: bool = True
 
     def start(
-        self, rng_key: jax.Array, init_params: Sites | None, num_warmup: int, fingerprint: int
+        self,
+        rng_key: jax.Array,
+        init_params: Sites | None,
+        num_warmup: int,
+        fingerprint: int,
+        layout: Layout | None = None,
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
         """
         The state of a new chain, or of several chains if ``rng_key`` is a batch of keys.
 
         :param int num_warmup: transitions of the warm-up.
         :param int fingerprint: fingerprint of the data, 0 if it is not known.
+        :param layout: the groups of a hierarchy, if the coordinates have their shape.
         :return: the initial state, and the energy of each site there.
         """
         potential, chain = self.potential, self.chain
@@ -102,7 +109,7 @@ class Chains:
             passes = passes_of(potential, descents * (chains or 1))
             if chooses and sites:
                 passes += ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * len(state.centering))
-            state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes)
+            state = with_tuning(chain, self._tuner, potential, state, chains, num_warmup, passes, layout)
         return state, energies
 
     def _chosen(self, state: SGMCMCState) -> Sites:
@@ -110,15 +117,20 @@ class Chains:
         The centring that is chosen at the start of a chain. In the second round the descent is in the variables that
         the first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
         """
-        z, centering = state.z, {}
-        for key in random.split(stream(state.rng_key, CENTRE), ROUNDS):
-            key_rows, key_noise, key = random.split(key, 3)
+        sites = self.potential.hierarchical_sites
+        written = {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()}
+        keys = random.split(stream(state.rng_key, CENTRE), ROUNDS)
+
+        def choose(k, chosen):
+            z, centering = chosen
+            key_rows, key_noise, key = random.split(keys[k], 3)
             centred = self.potential.centred(centering)
             start = self.potential.in_variables_of(centred, z)
             end = descend(centred, start, key_rows, key_noise, is_contiguous(self.chain.rows))
             z = centred.in_variables_of(self.potential, end)
-            centering = shares_of_data(self.potential, z, key)
-        return centering
+            return z, shares_of_data(self.potential, z, key)
+
+        return lax.fori_loop(0, ROUNDS, choose, (state.z, written))[1]
 
     def transition(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """One MCMC transition of every chain: ``steps_per_sample`` steps."""

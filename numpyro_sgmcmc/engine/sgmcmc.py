@@ -48,6 +48,7 @@ from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
+from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
 from numpyro_sgmcmc.types import (
     Adaptive,
     Checked,
@@ -292,9 +293,12 @@ class SGMCMC(MCMCKernel):
         on_potential = partial(self.compiled, model_args=model_args, model_kwargs=model_kwargs)
         mark = _fingerprint(model_args, model_kwargs)
         mapped = isinstance(rng_key, Tracer)
+        layout = self._layout(potential, on_potential) if search else None
 
         def start(potential, *of):
-            state, energies = self.chains_for(potential).start(*of, num_warmup=num_warmup, fingerprint=mark)
+            state, energies = self.chains_for(potential).start(
+                *of, num_warmup=num_warmup, fingerprint=mark, layout=layout
+            )
             z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
             return state, energies, z, key, {} if mapped else exchanged_energies(potential, z, stream(key, PROBE))
 
@@ -319,6 +323,16 @@ class SGMCMC(MCMCKernel):
         warn_of_scales(potential)
         warn_of_scattered_rows(potential, chain.rows)
         return state
+
+    def _layout(self, potential: ModelPotential, on_potential: Callable) -> Layout | None:
+        """The groups of a hierarchy, if the coordinates have their shape."""
+        if self._dense_mass is not True or potential.randomised or potential.draws_local_sites or potential.sources:
+            return None
+
+        def coupled(layout: Layout) -> bool:
+            return bool(on_potential(partial(coupling, layout=layout))(random.key(0)) > COUPLED)
+
+        return layout_of(potential, coupled)
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``."""

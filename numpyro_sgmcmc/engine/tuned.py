@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.state import TUNE, SGMCMCState, stream
 from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.tuner import Tuner
 
 
@@ -29,6 +30,7 @@ def with_tuning(
     chains: int | None,
     num_warmup: int,
     passes: float,
+    layout: Layout | None = None,
 ) -> SGMCMCState:
     """
     A new state, whose settings are chosen by its first transition.
@@ -36,8 +38,9 @@ def with_tuning(
     :param chains: number of chains, or None for a single chain without an axis.
     :param int num_warmup: transitions of the warm-up.
     :param float passes: passes over the data for the start.
+    :param layout: the groups of a hierarchy.
     """
-    tuning = tuner.start(potential, chains or 1, num_warmup)
+    tuning = tuner.start(potential, chains or 1, num_warmup, layout)
     state = state._replace(tuning=tuning._replace(passes=tuning.passes + passes))
     if not chain.gradient.shared:
         return state

@@ -62,6 +62,15 @@ class Coordinates(NamedTuple):
         """L."""
         return self.scale
 
+    @property
+    def turns(self) -> slice:
+        """The coordinates of x whose axes may be turned."""
+        return slice(None)
+
+    def turned(self, axes: jax.Array) -> "Coordinates":
+        """The coordinates whose x is turned to other axes."""
+        return self._replace(scale=product(self.scale, axes))
+
 
 class LowRank(NamedTuple):
     r"""

@@ -10,8 +10,10 @@ independent of m and s (Papaspiliopoulos, Roberts & Sköld 2007).
 
 In the centred form the width of an element is :math:`(k_j + s_j^{-2})^{-1/2}`. If log s changes by its standard
 deviation, for which the elements alone give :math:`\sigma = (1 + 2 \sum_j \lambda_j^2)^{-1/2}`, this width changes by
-a relative :math:`(1 - \lambda_j) \sigma`. Where this is small, nothing would be gained, but m and s would get the noise
-of the rows: the site stays as it is written.
+a relative :math:`(1 - \lambda_j) \sigma`. If the elements are known, log s has the standard deviation
+:math:`\sigma_a = (1 + 2 J)^{-1/2}` for J elements, so a chain moves along log s by steps that are too short by a factor
+of :math:`\sigma / \sigma_a`. Where both are small, little would be gained, but m and s would get the noise of the rows:
+the site stays as it is written.
 """
 
 import jax
@@ -24,7 +26,7 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.types import Sites
 
 PROBES = 4  # random signs, which separate the elements that share rows
-BENT = 0.05  # relative change of the widths below which a site stays as it is written: then neither form is better
+BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below which a site stays as it is written
 
 
 def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> Sites:
@@ -38,18 +40,19 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     a = potential.in_variables_of(written, z)
     key_signs, key_model = random.split(rng_key)
 
-    def curvature(k, name, energy):
-        """The diagonal of the Hessian with respect to a site, from one random vector of signs."""
-        signs = random.rademacher(random.fold_in(key_signs, k), sites[name].shape, sites[name].dtype)
+    def curvature(name, energy):
+        """The diagonal of the Hessian with respect to a site, from random vectors of signs."""
         slope = jax.grad(lambda x: energy({**a, name: x}))
-        return signs * jax.jvp(slope, (a[name],), (signs,))[1]
+
+        def seen(key):
+            signs = random.rademacher(key, sites[name].shape, sites[name].dtype)
+            return signs * jax.jvp(slope, (a[name],), (signs,))[1]
+
+        return jax.vmap(seen)(random.split(key_signs, PROBES)).mean(0)
 
     def of_all(potential, a, rows, key):
         del a
-        found = {
-            name: sum(curvature(k, name, lambda z: potential.estimate(z, rows, key)) for k in range(PROBES)) / PROBES
-            for name in sites
-        }
+        found = {name: curvature(name, lambda z: potential.estimate(z, rows, key)) for name in sites}
         return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
 
     total = over_all_rows(written, of_all, a, key_model)
@@ -58,9 +61,10 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     for name in sites:
         form = location_scale(trace[name]["fn"])
         assert form is not None
-        own = curvature(0, name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
+        own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
         data = jnp.maximum(total[name] - own, 0)
         share = jnp.where(jnp.isfinite(data), data / (data + form.scale**-2.0), 1)
-        bent = (1 - share).mean() / jnp.sqrt(1 + 2 * (share**2).sum())
-        shares[name] = jnp.where(bent > BENT, share, 1)
+        width = 1 / jnp.sqrt(1 + 2 * (share**2).sum())
+        slowed = width * jnp.sqrt(1.0 + 2 * share.size)
+        shares[name] = jnp.where(((1 - share).mean() * width > BENT) | (slowed > SLOWED), share, 1)
     return shares

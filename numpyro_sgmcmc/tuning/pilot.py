@@ -13,19 +13,21 @@ At the end of a round the differences :math:`e = (g_1 - g_2) / \sqrt{2}` at some
 at the position of the chain, whose covariance is :math:`S = E[e e^T]`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.tuning.coordinates import axes_of, product
+from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.step_rule import Noise
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.significance import largest_z_score
 
 BLOCKS = 20  # blocks per round
 FAR, APART = 100.0, 10.0  # a distance in x, and an R-hat, that draws of any posterior hardly have
+ALIKE = 20  # at least so many groups, or this part of them, have noise with about the same variance
 OUTLYING = 20.0  # maximal squared length of a sample of the noise, relative to the median
 
 
@@ -113,10 +115,12 @@ def evidence(moments: Moments) -> Evidence:
     by_block = lambda a: a.reshape(-1, a.shape[-1])  # noqa: E731
     virial = of_block[:, 3] - x * of_block[:, 2]
 
-    def z_score(values, expected):
+    def z_score(values, expected, variance):
+        # products are skewed: their mean and the spread of the blocks are small together, so that among many
+        # coordinates some have an error that is far too small. Independent draws of a normal have the least one
         values = by_block(values)
         error = values.std(0, ddof=1) / jnp.sqrt(len(values))
-        return (values.mean(0) - expected) / jnp.maximum(error, 1e-30)
+        return (values.mean(0) - expected) / jnp.maximum(error, jnp.sqrt(variance / (draws * chains)))
 
     # longer blocks can resolve slower coordinates, but fewer blocks are noisier
     longer = of_block[:, 0].reshape(BLOCKS // 2, 2, chains, -1).mean(1)
@@ -131,8 +135,8 @@ def evidence(moments: Moments) -> Evidence:
         variance,
         jnp.median(effective),
         effective.min() / (draws * chains),
-        z_score(of_block[:, 2], 0.0),
-        z_score(virial, 1.0),
+        z_score(of_block[:, 2], 0.0, 1.0),
+        z_score(virial, 1.0, 2.0),
         r_hat,
     )
 
@@ -192,7 +196,9 @@ def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Arr
     return jnp.where(narrow | (values > high), jnp.clip(factors, 0.1, 10.0), 1.0)
 
 
-def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[Noise, jax.Array]:
+def rotation(
+    noise: jax.Array, blocks: np.ndarray | None = None, turns: Any = slice(None)
+) -> tuple[Noise, jax.Array]:
     """
     The gradient noise along its axes, and these axes: the eigenvectors of S, along which the noise is uncorrelated.
 
@@ -201,11 +207,18 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None) -> tuple[Noise,
 
     :param noise: samples of e, shape ``(samples, d)``.
     :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
+    :param turns: the coordinates whose axes are looked for.
     """
     noise = shortened(noise)
     first, second = jnp.split(noise, [len(noise) // 2])
+    first = first[:, turns]
     _, axes = axes_of(product(first.T, first), blocks)
-    return measured(product(second, axes)), axes
+    return measured(turned(second, turns, axes)), axes
+
+
+def turned(x: jax.Array, turns: Any, axes: jax.Array) -> jax.Array:
+    """x in coordinates whose axes are turned."""
+    return x.at[..., turns].set(product(x[..., turns], axes))
 
 
 def measured(noise: jax.Array) -> Noise:
@@ -217,6 +230,32 @@ def measured(noise: jax.Array) -> Noise:
     squares = noise**2
     variance = jnp.mean(squares, 0)
     return Noise(variance, squares.std(0) / jnp.maximum(variance, 1e-30) / jnp.sqrt(len(squares)))
+
+
+def pooled(noise: Noise, layout: Layout) -> Noise:
+    """
+    The noise where the groups of a family learn from each other: a few hundred samples tell little about a group that
+    few minibatches hit. The variances of the groups move to their mean as far as they differ by chance only, and the
+    standard error is that of groups with about the same variance.
+    """
+
+    def over_groups(variance, squared_error):
+        mean, differences = variance.mean(), variance.var()
+        own = jnp.maximum(differences - squared_error.mean(), 0) / jnp.maximum(differences, 1e-30)
+        alike = max(ALIKE, len(variance) // ALIKE)  # neighbours in the order of their variances
+        order = jnp.argsort(variance)
+        window = jnp.ones(min(alike, len(variance))) / min(alike, len(variance))
+        smooth = jnp.convolve(squared_error[order], window, "valid")
+        first = (len(variance) - len(smooth)) // 2
+        smooth = jnp.pad(smooth, (first, len(variance) - len(smooth) - first), "edge")
+        return mean + own * (variance - mean), jnp.zeros_like(smooth).at[order].set(own * smooth)
+
+    of_globals, members = layout.split(noise.variance)
+    its_error, errors = layout.split((noise.variance * noise.error) ** 2)
+    pairs = [jax.vmap(over_groups, 1, 1)(*pair) for pair in zip(members, errors)]
+    variance = layout.merge(of_globals, [pair[0] for pair in pairs])
+    error = jnp.sqrt(layout.merge(its_error, [pair[1] for pair in pairs]))
+    return Noise(variance, error / jnp.maximum(variance, 1e-30))
 
 
 def bend_of(bends: jax.Array) -> jax.Array:

@@ -21,7 +21,10 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
+from numpyro_sgmcmc.tuning.arrow import Arrow
+from numpyro_sgmcmc.tuning.arrow_law import arrow_law
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, raveled, unraveler
+from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.tuning.newton import PAIRS, normal_law
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of, with_gradient
@@ -30,6 +33,7 @@ from numpyro_sgmcmc.utils import noise, trees
 
 PART = 1000  # rows per part of the data; the search starts with at least 20 rows per coordinate
 HESSIAN = 5000  # rows for the Hessian, at least 50 per coordinate
+MOST_ROWS = 2_000_000  # rows of a look at a hierarchy
 DRAWS = 32  # draws of a normal for its bound, in antithetic pairs that use one part each
 LOOKS = 8, 6, 2  # at the mode, at the bound over few draws and over all: the numbers that most searches need
 
@@ -41,13 +45,18 @@ class Found(NamedTuple):
     - **passes** - rows used, in passes over the data.
     """
 
-    coordinates: Coordinates | LowRank
+    coordinates: Coordinates | LowRank | Arrow
     curvature: jax.Array
     passes: jax.Array
 
 
 def search(
-    potential: Potential, starts: Sites, rng_key: jax.Array, dense_mass: Any = True, contiguous: bool = False
+    potential: Potential,
+    starts: Sites,
+    rng_key: jax.Array,
+    dense_mass: Any = True,
+    contiguous: bool = False,
+    layout: Layout | None = None,
 ) -> Found:
     """
     The normal approximation.
@@ -55,11 +64,12 @@ def search(
     :param starts: positions with finite energies, along the first axis. The best of them is used.
     :param dense_mass: the blocks of L.
     :param contiguous: whether the minibatches, and the parts in which passes are made, are blocks of neighbouring rows.
+    :param layout: the groups of a hierarchy, if L has their shape.
     """
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
-    plates, parts = partition(potential.plates)
+    plates, parts = partition(potential.plates, PART if layout is None else max(PART, d))
     scheme = Reshuffled(contiguous=contiguous)
 
     def energy(k):
@@ -78,6 +88,10 @@ def search(
     mean, width = trees.where(found, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
     size = max((plate.size for plate in potential.plates.values()), default=1)
     descent = passes_of(potential, 1, DESCENT_ROWS)
+    if layout is not None:
+        used = min(parts, -(-MOST_ROWS * parts // size))
+        law, curvature, seen = arrow_law(energy, Arrow.diagonal(mean, width, layout), used, key_noise)
+        return Found(law, curvature, descent + seen / parts)
     few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
     if is_wide(potential.prototype):
         seen = min(parts, HESSIAN // PART)
@@ -105,9 +119,9 @@ def expected_passes(potential: Potential) -> float:
     return descent + sum(looks * cost for looks, cost in zip(LOOKS, costs)) * min(PART, size) / size
 
 
-def partition(plates: Mapping[str, Plate]) -> tuple[dict[str, Plate], int]:
-    """Plates whose batches are parts of the data, and the number of parts."""
+def partition(plates: Mapping[str, Plate], rows: int = PART) -> tuple[dict[str, Plate], int]:
+    """Plates whose batches are parts of the data, with about so many rows each, and the number of parts."""
     if not plates:
         return {}, 1
-    parts = max(1, *(plate.size // PART for plate in plates.values()))
+    parts = max(1, *(plate.size // rows for plate in plates.values()))
     return {name: plate._replace(batch_size=max(1, plate.size // parts)) for name, plate in plates.items()}, parts

@@ -24,7 +24,9 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import is_contiguous
+from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, unraveler
+from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import VECTORS
 from numpyro_sgmcmc.tuning.pilot import (
     BLOCKS,
@@ -33,10 +35,12 @@ from numpyro_sgmcmc.tuning.pilot import (
     bend_of,
     evidence,
     measured,
+    pooled,
     rotation,
     shortened,
     stretch,
     together,
+    turned,
 )
 from numpyro_sgmcmc.tuning.probes import probe
 from numpyro_sgmcmc.tuning.search import Found, search
@@ -69,14 +73,21 @@ class Tuner:
     rows: RowScheme
     steps_per_sample: int | None
     dense_mass: Any = True
-    known: tuple[Coordinates | LowRank, float] | None = None
+    known: tuple[Coordinates | LowRank | Arrow, float] | None = None
 
-    def start(self, potential: Potential, chains: int, num_warmup: int) -> Tuning:
-        """The state before the first transition: only its shapes and dtypes matter."""
+    def start(self, potential: Potential, chains: int, num_warmup: int, layout: Layout | None = None) -> Tuning:
+        """
+        The state before the first transition: only its shapes and dtypes matter.
+
+        :param layout: the groups of a hierarchy, if L has their shape.
+        """
         sites = potential.prototype.values()
         d, dtype = sum(site.size for site in sites), jnp.result_type(*(site.dtype for site in sites))
         zero = jnp.zeros((), dtype)
-        if is_wide(potential.prototype):
+        if layout is not None:
+            nothing = jnp.zeros(d, dtype)
+            coordinates, places = Arrow.diagonal(nothing, nothing, layout), WIDE_PROBES
+        elif is_wide(potential.prototype):
             k, places = 2 * VECTORS if self.dense_mass is True else 0, WIDE_PROBES
             nothing = jnp.zeros(d, dtype)
             coordinates = LowRank(nothing, nothing + 1, jnp.zeros((d, k), dtype), jnp.ones(k, dtype))
@@ -178,7 +189,8 @@ class Tuner:
 
         def by_search():
             if self.known is None:
-                law = search(potential, z, key_search, self.dense_mass, is_contiguous(self.rows))
+                layout = getattr(tuning.coordinates, "layout", None)
+                law = search(potential, z, key_search, self.dense_mass, is_contiguous(self.rows), layout)
             else:
                 coordinates, curvature = self.known
                 law = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
@@ -229,13 +241,16 @@ class Tuner:
         rng_key: jax.Array,
     ) -> tuple[Tuning, Phase]:
         """Axes, step size and number of steps from what was measured; new momenta are drawn."""
-        coordinates, x, moments = tuning.coordinates, x, tuning.moments
-        if isinstance(coordinates, Coordinates):
-            seen, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass))
-            coordinates = coordinates._replace(scale=product(coordinates.scale, axes))
-            x, moments = product(x, axes), moments._replace(places=product(moments.places, axes))
-        else:
+        coordinates, moments = tuning.coordinates, tuning.moments
+        if isinstance(coordinates, LowRank):
             seen = measured(shortened(differences))
+        else:
+            turns = coordinates.turns
+            seen, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass), turns)
+            coordinates = coordinates.turned(axes)
+            x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
+        if isinstance(coordinates, Arrow):
+            seen = pooled(seen, coordinates.layout)
         bend = bend_of(bends)
         h = self.rule.step_size(seen, bend, tuning.largest)
         steps = jnp.clip(jnp.ceil(tuning.length / h), 1, MOST_STEPS).astype(jnp.int32)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, Identity, LowRank
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, score_limit
 
@@ -60,7 +61,7 @@ class Tuning(NamedTuple):
     - **inflation** - relative variance that the gradient noise adds, to first order, in the worst coordinate.
     """
 
-    coordinates: Coordinates | LowRank
+    coordinates: Coordinates | LowRank | Arrow
     curvature: jax.Array
     variance: jax.Array
     step_size: jax.Array

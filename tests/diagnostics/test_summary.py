@@ -171,6 +171,7 @@ def test_inflation_in_low_rank_coordinates(share, monkeypatch):
         state = SimpleNamespace(z={}, phase=phase, tuning=tuning)
         run: Any = SimpleNamespace(kernel=kernel, states=[state], mean_step=h, samples_other_coordinates=False)
         monkeypatch.setattr(predicted_inflation, "DENSE", 0)
+        monkeypatch.setattr(predicted_inflation, "MATRIX", 0)
         of = predicted_inflation.predicted(run, draws, z[None] @ np.linalg.inv(L @ L.T), pairs)
     assert of is not None and np.ptp(total) > 0.05
     np.testing.assert_allclose(of.noise + of.step, total, atol=0.01)

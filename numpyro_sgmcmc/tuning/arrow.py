@@ -1,0 +1,152 @@
+r"""
+Coordinates shaped like the plates of a hierarchy. Given the globals, the groups of a plate are independent, so the
+Hessian H is an arrow: a dense block for the k globals, a small block for each group j of b coordinates, and the border
+between them. Then :math:`z = c + L x` with
+
+.. math:: z_g = c_g + G x_g, \qquad z_j = c_j + R_j x_j + K_j x_g
+
+can make :math:`L^T H L` the identity, in O(d (k + b)) operations: with the pivots
+:math:`M_j = -H_{jj}^{-1} H_{jg}` and :math:`S = H_{gg} + \sum_j H_{gj} M_j`,
+
+.. math:: R_j = H_{jj}^{-1/2}, \qquad G = S^{-1/2}, \qquad K_j = M_j G.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.tuning.coordinates import axes_of, product
+from numpyro_sgmcmc.tuning.groups import Layout
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["center", "common", "own", "border"],
+    meta_fields=["layout"],
+)
+@dataclass(frozen=True)
+class Arrow:
+    """
+    - **center** - c, shape ``(d,)``.
+    - **common** - G, shape ``(k, k)``.
+    - **own** - R of each family, shape ``(groups, b, b)``.
+    - **border** - K of each family, shape ``(groups, b, k)``.
+    - **layout** - where the groups are in z and x.
+    """
+
+    center: jax.Array
+    common: jax.Array
+    own: list[jax.Array]
+    border: list[jax.Array]
+    layout: Layout
+
+    @classmethod
+    def diagonal(cls, center: jax.Array, width: jax.Array, layout: Layout) -> "Arrow":
+        """Coordinates in which L is a diagonal."""
+        common, members = layout.split(width)
+        own = [jax.vmap(jnp.diag)(width) for width in members]
+        border = [jnp.zeros((*width.shape, layout.size), width.dtype) for width in members]
+        return cls(center, jnp.diag(common), own, border, layout)
+
+    def _replace(self, **fields) -> "Arrow":
+        return replace(self, **fields)
+
+    def times(self, x: jax.Array) -> jax.Array:
+        """L x."""
+        common, members = self.layout.split(x)
+        moved = [_each(R, x) + _border(K, common) for R, K, x in zip(self.own, self.border, members)]
+        return self.layout.merge(product(self.common, common), moved)
+
+    def to_z(self, x: jax.Array) -> jax.Array:
+        """c + L x, raveled."""
+        return self.center + self.times(x)
+
+    def to_x(self, z: jax.Array) -> jax.Array:
+        """The inverse of :meth:`to_z`."""
+        common, members = self.layout.split(z - self.center)
+        x = jnp.linalg.solve(self.common, common)
+        away = [z - _border(K, x) for K, z in zip(self.border, members)]
+        return self.layout.merge(x, [jnp.linalg.solve(R, z[..., None])[..., 0] for R, z in zip(self.own, away)])
+
+    def pull_back(self, gradient: jax.Array) -> jax.Array:
+        """L^T g, the gradient in x."""
+        common, members = self.layout.split(gradient)
+        x = product(self.common.T, common)
+        for K, g in zip(self.border, members):
+            x = x + product(g.ravel(), K.reshape(-1, K.shape[-1]))
+        return self.layout.merge(x, [_each(R.mT, g) for R, g in zip(self.own, members)])
+
+    def variances(self, x: jax.Array) -> jax.Array:
+        """The variances of the coordinates of z, from those of x, which are independent."""
+        return replace(
+            self, common=self.common**2, own=[R**2 for R in self.own], border=[K**2 for K in self.border]
+        ).times(x)
+
+    def matrix(self) -> jax.Array:
+        """L."""
+        return jax.vmap(self.times, 1, 1)(jnp.eye(self.center.size, dtype=self.center.dtype))
+
+    def after(self, common: jax.Array, own: list[jax.Array], border: list[jax.Array]) -> "Arrow":
+        """The coordinates whose L is the product of this one and another arrow."""
+        joined = [product(R, M) + product(K, common) for R, K, M in zip(self.own, self.border, border)]
+        return replace(
+            self,
+            common=product(self.common, common),
+            own=[product(R, other) for R, other in zip(self.own, own)],
+            border=joined,
+        )
+
+    @property
+    def turns(self) -> np.ndarray:
+        """The coordinates of x whose axes may be turned: those of the globals."""
+        return self.layout.globals
+
+    def turned(self, axes: jax.Array) -> "Arrow":
+        """The coordinates whose x is turned to other axes."""
+        return replace(self, common=product(self.common, axes), border=[product(K, axes) for K in self.border])
+
+    def log_det(self) -> jax.Array:
+        """log |det L|."""
+        return sum((jnp.linalg.slogdet(R)[1].sum() for R in self.own), start=jnp.linalg.slogdet(self.common)[1])  # pyright: ignore[reportReturnType]
+
+
+def whitening(
+    common: jax.Array, own: list[jax.Array], border: list[jax.Array], least: float, most: float
+) -> tuple[jax.Array, list[jax.Array], list[jax.Array], jax.Array]:
+    """
+    G, R and K that whiten a Hessian, and the extreme eigenvalues of its blocks.
+
+    :param common: H_gg.
+    :param own: H_jj of each family.
+    :param border: H_jg of each family.
+    :param least: bound of the eigenvalues of the blocks H_jj and S from below.
+    :param most: bound from above.
+    """
+    roots, pivots, extremes = [], [], []
+    schur = common
+    for H, B in zip(own, border):
+        values, vectors = jnp.linalg.eigh((H + H.mT) / 2)
+        extremes += [values.min(), values.max()]
+        size = jnp.clip(values, least, most)[:, None]
+        roots.append(product(vectors / jnp.sqrt(size), vectors.mT))
+        M = -product(vectors / size, product(vectors.mT, B))
+        pivots.append(M)
+        schur = schur + jnp.einsum("jbk,jbl->kl", B, M, precision=lax.Precision.HIGHEST)
+    values, vectors = axes_of(schur)
+    G = product(vectors / jnp.sqrt(jnp.clip(values, least, most)), vectors.T)
+    extremes += [values.min(), values.max()] if values.size else []
+    return G, roots, [product(M, G) for M in pivots], jnp.stack(extremes)
+
+
+def _each(R: jax.Array, x: jax.Array) -> jax.Array:
+    """R_j x_j for each group; sums over b in the open, which XLA compiles to one loop."""
+    return jnp.sum(R * x[:, None, :], -1)
+
+
+def _border(K: jax.Array, x: jax.Array) -> jax.Array:
+    """K_j x_g for each group."""
+    return product(K.reshape(-1, K.shape[-1]), x).reshape(K.shape[:2])

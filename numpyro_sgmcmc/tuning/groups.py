@@ -1,0 +1,178 @@
+r"""
+The groups of a hierarchy: coordinates that are independent of those of the other groups, given the rest.
+
+They are the elements of a plate, or of a site without one. The rest, the *globals*, are the other sites, those of
+smaller plates included, if there are not too many. Whether the data couple the groups after all, as for a Gaussian
+process, is seen from the Hessian: with random signs :math:`s_j` for the groups,
+:math:`s_j (H s)_j = H_{jj} + \sum_{i \ne j} s_i s_j H_{ij}` depends on the signs only if they are coupled.
+"""
+
+from collections import defaultdict
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_sgmcmc.model.structure import Site
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.coordinates import unraveler
+
+FROM = 100  # coordinates; with fewer, a full matrix is cheap
+FEWEST, LARGEST = 20, 8  # groups, and coordinates of a group
+GLOBALS, BORDER = 200, 1_000_000  # at most so many globals, and numbers that couple them to the groups
+COUPLED = 0.05  # relative change with the signs
+CLOSE = 0.3  # sd of the position where it is looked at
+
+
+class Part(NamedTuple):
+    """
+    One site of the layout.
+
+    - **shape** - its unconstrained shape.
+    - **axes** - the axes along which its elements belong to different groups.
+    - **family** - number of its family of groups, or -1 for a global site.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    family: int
+
+
+class Layout(NamedTuple):
+    """
+    Where the groups are in raveled z.
+
+    - **parts** - the sites, in the order of ``ravel_pytree``.
+    - **families** - number of groups, and of coordinates in each, by family.
+    - **size** - number of globals.
+    """
+
+    parts: tuple[Part, ...]
+    families: tuple[tuple[int, int], ...]
+    size: int
+
+    @property
+    def globals(self) -> np.ndarray:
+        """The numbers of the globals in raveled z."""
+        belongs = [np.full(math.prod(part.shape), part.family) for part in self.parts]
+        return np.flatnonzero(np.concatenate(belongs) < 0)
+
+    def split(self, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        """Globals, shape ``(k,)``, and the groups of each family, shape ``(groups, b)``."""
+        common, members = [], [[] for _ in self.families]
+        start = 0
+        for part in self.parts:
+            size = math.prod(part.shape)
+            values = x[start : start + size]
+            start += size
+            if part.family < 0:
+                common.append(values)
+            else:
+                first = jnp.moveaxis(values.reshape(part.shape), part.axes, range(len(part.axes)))
+                members[part.family].append(first.reshape(self.families[part.family][0], -1))
+        join = lambda arrays, axis: arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis)  # noqa: E731
+        return join(common, 0) if common else x[:0], [join(arrays, 1) for arrays in members]
+
+    def merge(self, common: jax.Array, members: list[jax.Array]) -> jax.Array:
+        """The inverse of :meth:`split`."""
+        values, used, columns = [], 0, [0] * len(self.families)
+        for part in self.parts:
+            size = math.prod(part.shape)
+            if part.family < 0:
+                values.append(common[used : used + size])
+                used += size
+                continue
+            groups, first = self.families[part.family][0], columns[part.family]
+            columns[part.family] = last = first + size // groups
+            rest = [n for axis, n in enumerate(part.shape) if axis not in part.axes]
+            lengths = [part.shape[axis] for axis in part.axes]
+            of_site = members[part.family][:, first:last].reshape(*lengths, *rest)
+            values.append(jnp.moveaxis(of_site, range(len(part.axes)), part.axes).ravel())
+        return jnp.concatenate(values)
+
+
+def candidates(sites: dict[str, Site]) -> dict[Any, dict[str, tuple[int, ...]]]:
+    """Family -> the axes of the groups in each of its sites, for latent sites with enough elements."""
+    families: dict[Any, dict[str, tuple[int, ...]]] = defaultdict(dict)
+    for name, site in sites.items():
+        if site.unconstrained is None or not site.unconstrained.shape:
+            continue
+        shape = site.unconstrained.shape
+        # a plate counts its dimension from the right of the batch shape
+        axes = tuple(sorted(len(site.log_prob_shape) + dim for dim in site.plates.values())) or (0,)
+        if any(not 0 <= axis < len(shape) for axis in axes):
+            continue
+        groups = math.prod(shape[axis] for axis in axes)
+        if groups >= FEWEST:
+            families[frozenset(site.plates) or groups, groups][name] = axes
+    return families
+
+
+def layout_of(potential: ModelPotential, coupled: Any) -> Layout | None:
+    """
+    The layout of a model, or None if it has no such groups, or few coordinates.
+
+    :param coupled: layout -> whether the groups of its first family are coupled.
+    """
+    sites = {name: site for name, site in potential.structure.sites.items() if name in potential.prototype}
+    sizes = {name: math.prod(shape.shape) for name, shape in potential.prototype.items()}
+    d = sum(sizes.values())
+    if d <= FROM:
+        return None
+    found = candidates(sites)
+    chosen: list[dict[str, tuple[int, ...]]] = []
+    for key in sorted(found, key=lambda key: -sum(sizes[name] for name in found[key])):
+        members = found[key]
+        b = sum(sizes[name] for name in members) // key[1]
+        if b <= LARGEST and not coupled(_layout(potential, [members])):
+            chosen.append(members)
+            layout = _layout(potential, chosen)
+            if layout.size <= min(GLOBALS, BORDER // (d - layout.size)) and layout.size <= d / 2:
+                return layout
+    return None
+
+
+def _layout(potential: ModelPotential, families: list[dict[str, tuple[int, ...]]]) -> Layout:
+    of_site = {name: (number, axes) for number, members in enumerate(families) for name, axes in members.items()}
+    parts, lengths, widths, size = [], [0] * len(families), [0] * len(families), 0
+    for name in sorted(potential.prototype):
+        shape = potential.prototype[name].shape
+        family, axes = of_site.get(name, (-1, ()))
+        parts.append(Part(shape, axes, family))
+        if family < 0:
+            size += math.prod(shape)
+        else:
+            lengths[family] = math.prod(shape[axis] for axis in axes)
+            widths[family] += math.prod(shape) // lengths[family]
+    return Layout(tuple(parts), tuple(zip(lengths, widths)), size)
+
+
+def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> jax.Array:
+    """By how much the signs change the products with the Hessian, in the groups of the first family."""
+    key_z, key_along, key_signs, key_model = random.split(rng_key, 4)
+    groups, b = layout.families[0]
+    unravel = unraveler(potential.prototype)
+    d = sum(math.prod(part.shape) for part in layout.parts)
+    z, rows = CLOSE * random.normal(key_z, (d,)), _spread_rows(potential.plates)
+    along = random.normal(key_along, (b,))
+    gradient = jax.grad(lambda z: potential.estimate(unravel(z), rows, key_model))
+
+    def seen(key):
+        signs = random.rademacher(key, (groups, 1), z.dtype)
+        v = layout.merge(jnp.zeros(layout.size), [signs * along])
+        return signs * layout.split(jax.jvp(gradient, (z,), (v,))[1])[1][0]
+
+    first, second = map(seen, random.split(key_signs))
+    change = jnp.linalg.norm(first - second) / jnp.maximum(jnp.linalg.norm(first + second) / 2, 1e-30)
+    return jnp.where(jnp.isfinite(change), change, jnp.inf)
+
+
+def _spread_rows(plates: Any) -> dict[str, jax.Array]:
+    """Rows of a minibatch that are spread over the data, as sorted data have the groups one after the other."""
+    return {
+        name: jnp.asarray(np.linspace(0, plate.size - 1, plate.batch_size).astype(np.int32))
+        for name, plate in plates.items()
+    }
