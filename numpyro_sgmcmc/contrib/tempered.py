@@ -152,7 +152,9 @@ class Tempered(MCMCKernel):
         self.swap_batch_size = None if swap_batch_size is None else checked_count("swap_batch_size", swap_batch_size)
         if self.swap_batch_size == 1:
             raise ValueError("swap_batch_size=1: one row does not determine a variance. Give at least 2.")
-        self.kernel = kernel.replace(chain=replace(kernel.chain, gradient=TemperedGradient(kernel.gradient)))
+        self.kernel = kernel.replace(
+            chain=replace(kernel.chain, gradient=TemperedGradient(kernel.gradient), checked=False)
+        )
 
     @property
     def model(self) -> full_rows:

@@ -257,7 +257,8 @@ class Run:
 def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:
     """The separate state of each chain."""
     if jnp.ndim(state.i) == 0:
-        return [state]
+        return [state._replace(scores=())]
+    state = state._replace(scores=())  # chains that go on are not those of the run
     axes: Any = dict.fromkeys(SGMCMCState._fields, 0)
     if any(np.ndim(share) < np.ndim(state.z[name]) for name, share in dict(state.centering).items()):
         axes["centering"] = None  # one for all chains

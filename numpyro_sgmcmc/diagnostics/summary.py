@@ -53,8 +53,9 @@ def summary(
     :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
-        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, ``str()`` a table; ``.by_site`` has the identities,
-        the temperature and the predicted inflations of each site, for its worst coordinate.
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is
+        too short; ``str()`` a table; ``.by_site`` has the identities, the temperature and the predicted inflations of
+        each site, for its worst coordinate.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
     :raises ValueError: if there was no run yet, there are fewer than 8 draws of each chain, or the data are not those
         of the run.
@@ -89,7 +90,8 @@ def summary(
     run = Run(mcmc, model_args, model_kwargs, "summary", data_needed=False)
     with_data = run.has_data and not run.keeps_local_values
     draws = run.draws(min(max_draws, max(FEWEST, NUMBERS // run.coordinates))) if with_data else run.values()
-    lines = run_facts(run, seconds) | CHECKS.lines(_kept(run, draws))
+    kept = _kept(run, draws)
+    lines = run_facts(run, seconds) | CHECKS.lines(kept)
     if not with_data:
         if run.has_data:
             lines |= local_lines(run, None, run.key)
@@ -98,7 +100,8 @@ def summary(
             if run.keeps_local_values
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
-        return Summary("Verdict", lines, f"These lines do not detect every bias. {more}")
+        note = f"These lines do not detect every bias. {more}"
+        return Summary("Verdict", lines, note, checked=_is_checked(run, kept))
     key_scores, key_pairs, key_local = random.split(run.key, 3)
     found = gradients(run, draws, key_scores)
     normal = np.isfinite(found.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
@@ -112,4 +115,9 @@ def summary(
 def _kept(run: Run, draws: Draws) -> Kept:
     limit = np.inf if run.tuning is None else run.tuning.score_limit
     with np.errstate(invalid="ignore"):
-        return Kept(run.monitor, draws.z.shape[-1], limit, r_hat(draws.z), draws.z, draws.names)
+        return Kept(run.monitor, run.state.layout, limit, r_hat(draws.z), draws.z, draws.names)
+
+
+def _is_checked(run: Run, kept: Kept) -> bool:
+    """Whether draws or warm-up decide about a run whose draws are checked."""
+    return run.state.scores == () or kept.verdict.decides or (any(kept.scores) and not kept.verdict.is_blind)

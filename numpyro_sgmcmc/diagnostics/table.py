@@ -17,13 +17,15 @@ class Summary(Mapping):
     """
     Line -> a dict of its ``value``, ``bound``, ``verdict``, ``advice`` and further numbers. ``str()`` is a text table.
 
-    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: the verdict of the worst line.
+    - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``: the verdict of the worst line; ``"unchecked"`` if
+      none is in doubt, but the run is too short for a verdict.
     - **by_site** - site -> a dict of numbers for its worst coordinate; empty if there is one line per site.
 
     :param title: title of the table.
     :param lines: key -> :class:`Line`.
     :param note: text after the table.
     :param by_site: site -> a dict of numbers, with a ``verdict``.
+    :param bool checked: False if the run is too short for a verdict on what seems right.
     """
 
     def __init__(
@@ -32,14 +34,16 @@ class Summary(Mapping):
         lines: Mapping[str, Line],
         note: str = "",
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
+        checked: bool = True,
     ):
-        self.title, self.lines, self.note = title, dict(lines), note
+        self.title, self.lines, self.note, self.checked = title, dict(lines), note, checked
         self.by_site = {site: dict(numbers) for site, numbers in (by_site or {}).items()}
 
     @property
     def verdict(self) -> str:
         """The verdict of the worst line."""
-        return WORDS[worst(*(line.verdict for line in self.lines.values()))]
+        found = worst(*(line.verdict for line in self.lines.values()))
+        return WORDS[found] if self.checked or found != "ok" else "unchecked"
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         line = self.lines[key]

@@ -63,6 +63,7 @@ class Chain:
 
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: the dynamics chooses the start.
     :param bool tuned: whether coordinates and step size are those of ``state.tuning``.
+    :param bool checked: whether the draws are checked, see :mod:`~numpyro_sgmcmc.engine.run_check`.
     """
 
     dynamics: Dynamics
@@ -72,6 +73,7 @@ class Chain:
     schedule: Schedule
     init_strategy: Any = None
     tuned: bool = False
+    checked: bool = False
 
     # -- the start ----------------------------------------------------------------------------------------------
 
@@ -194,7 +196,7 @@ class Chain:
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         marks = Marks.of(state.marks)
-        position = self._sites(potential, state)
+        position = self.position(potential, state)
         h = self.found_h(state.tuning) if self.tuned else self.h(state.i, marks.wraps, state.z)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # differs from every key of a split
         gradient_state = self.gradient.begin_step(potential, position, state.gradient_state, state.i, key_begin)
@@ -244,7 +246,8 @@ class Chain:
         d = trees.size(new.z)
         return jnp.asarray(True) if isinstance(temperature, tuple) else d * temperature <= PER_COORDINATE * d + BEYOND
 
-    def _sites(self, potential: ModelPotential, state: SGMCMCState) -> Sites:
+    def position(self, potential: ModelPotential, state: SGMCMCState) -> Sites:
+        """z, in the variables of the potential."""
         return sites_at(state.tuning.coordinates, state.phase.z, potential.prototype)
 
     def _still_refused(self, state: SGMCMCState) -> jax.Array:
@@ -266,7 +269,7 @@ class Chain:
         """
         potential = usual.centred(state.centering)
         if not self.integrator.evaluates_end:
-            inside = jnp.isfinite(potential.prior(self._sites(potential, state), stream(before.rng_key, DRAW)))
+            inside = jnp.isfinite(potential.prior(self.position(potential, state), stream(before.rng_key, DRAW)))
             start = state if self.integrator.evaluates_start else before
             phase = trees.where(inside, state.phase, self._back(start))
             state = state.at(
@@ -278,7 +281,7 @@ class Chain:
         if not isinstance(temperature, tuple):
             for quiet in self._quiet(state.i - 1, Marks.of(state.marks).wraps).values():
                 temperature = jnp.where(quiet, jnp.nan, temperature)
-        z = potential.in_variables_of(usual, self._sites(potential, state))
+        z = potential.in_variables_of(usual, self.position(potential, state))
         return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
 
     def _back(self, state: SGMCMCState) -> Phase:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.read_ahead import repeat_with_rows
+from numpyro_sgmcmc.engine.run_check import RunCheck
 from numpyro_sgmcmc.engine.state import CENTRE, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains, tuned, with_tuning
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
@@ -101,7 +102,8 @@ class Chains:
         state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
         if chooses and sites:
             centering = self._chosen(state if single else _best(state, energies))
-        state = state._replace(centering=centering)
+        check = RunCheck(chain, potential)
+        state = check.start(state._replace(centering=centering), 1 if single else len(rng_key))
         if chain.tuned:
             chains = None if single else len(rng_key)
             passes = passes_of(potential, descents * (chains or 1))
@@ -144,7 +146,8 @@ class Chains:
         centred = potential.centred(state.centering)
         step = over_chains(partial(chain.step, centred), axes, 0)
         moved = repeat_with_rows(step, begun, steps, centred, chain.rows)
-        return over_chains(partial(chain.end, potential), axes, axes)(state, moved)
+        ended = over_chains(partial(chain.end, potential), axes, axes)(state, moved)
+        return RunCheck(chain, centred).after(state, ended, steps)
 
     @property
     def announced(self) -> str:

@@ -24,6 +24,7 @@ class KernelOptions(TypedDict, total=False):
     settings: Mapping[str, Any] | None
     local: Any
     centering: Any
+    check: bool
 
 
 def listed_options(kernel: type, parent: type) -> Signature:

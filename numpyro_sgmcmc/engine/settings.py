@@ -8,6 +8,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
+from numpyro_sgmcmc.report.run_scores import Layout
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
@@ -104,7 +105,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(_verdicts(mcmc, set(state.z), tuning)),
+        "verdict": value(_verdicts(mcmc, state.layout, tuning)),
     }
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):
@@ -112,17 +113,22 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     return found
 
 
-def _verdicts(mcmc: MCMC, sites: set[str], tuning: Tuning) -> np.ndarray:
+def _verdicts(mcmc: MCMC, layout: Layout, tuning: Tuning) -> np.ndarray:
     """The verdict on a run, or on each of the chains that have found their own settings."""
     fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
-    of_draws = "ok"
+    of_draws, run = "ok", None
     if "monitor" in fields:
         samples = mcmc.get_samples(group_by_chain=True)
+        sites = {name for name, _ in layout.sites}
         latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
         mixing = np.concatenate([r_hat(x).ravel() for x in latents]) if latents else None
-        run = Kept(fields["monitor"], tuning.coordinates.center.shape[-1], tuning.score_limit, mixing)
+        run = Kept(fields["monitor"], layout, tuning.score_limit, mixing)
         of_draws = worst(*(line.verdict for name, line in run.failures.items() if name != "warm_up"))
     checks = np.stack(tuning.scores, -1)
     of_warm_up = [verdict_on_warm_up(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
+    if run is not None and run.verdict.decides:  # the draws decide, not those of the warm-up
+        of_warm_up = ["right"] * len(of_warm_up)
+    if run is not None and run.verdict.is_blind:
+        of_warm_up = ["unchecked" if found == "right" else found for found in of_warm_up]
     found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
     return np.array(found).reshape(checks.shape[:-1])

@@ -7,6 +7,7 @@ from the arguments of each call. So nothing is stale in a trace that NumPyro reu
 
 from collections.abc import Callable, Mapping, Sequence
 import copy
+from dataclasses import replace
 from functools import partial
 import logging
 from typing import Any
@@ -98,6 +99,8 @@ class SGMCMC(MCMCKernel):
         site -> number or array between 0 (non-centred) and 1 (centred, as the model is written), see
         :mod:`~numpyro_sgmcmc.model.centering`; False: all as written. None: chosen if the warm-up chooses the step
         size, otherwise as written.
+    :param bool check: whether gradients at the draws check them while sampling, see
+        :mod:`~numpyro_sgmcmc.engine.run_check`. The draws do not depend on it.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.potential.minibatched`; at construction where possible, else at
         ``init``.
 
@@ -146,13 +149,15 @@ class SGMCMC(MCMCKernel):
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
         centering: Any = None,
+        check: bool = True,
         **unknown: Any,
     ):
         check_options(type(self), unknown, step_size, self.missing_step_size)
         self._users_model = checked_model(model)
         self._model = with_local(model, local)
         kept = keeps_values(self._model)
-        self._chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
+        chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
+        self._chain = replace(chain, checked=bool(check))
         self._dense_mass, self._known = checked_found(dense_mass, settings, self._chain.tuned)
         self._centering = checked_centering(centering, settings, self._chain.gradient)
         self.batch_size = checked_batch_size(batch_size)

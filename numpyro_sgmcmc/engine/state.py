@@ -9,14 +9,15 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
 from numpyro_sgmcmc.report.report_hook import Collected
+from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers, RunScores
 from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
-NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE = range(7)
+NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)
 
 
-def stream(rng_key: jax.Array, use: int) -> jax.Array:
+def stream(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:
     """The key of one of the streams above."""
     return random.fold_in(rng_key, use)
 
@@ -89,6 +90,8 @@ class SGMCMCState(NamedTuple):
       model.
     - **tuning** - the settings, the same for all chains: those that the warm-up has found so far, see
       :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`, or :class:`~numpyro_sgmcmc.tuning.tuning.Given`.
+    - **scores** - the averages that check the draws (:mod:`~numpyro_sgmcmc.report.run_scores`), the same for all
+      chains, or ``()``.
     """
 
     i: jax.Array
@@ -111,6 +114,7 @@ class SGMCMCState(NamedTuple):
     rng_key: jax.Array
     tuning: Any = Given()
     centering: Any = ()
+    scores: Any = ()
 
     def __getitem__(self, index: Any) -> Any:
         # NumPyro tries this with the names in extra_fields= that are no attribute
@@ -154,5 +158,12 @@ class SGMCMCState(NamedTuple):
             place=projection(self.phase.z if batched else self.z, batched),
             jump=squared_step(self.phase.z, self.last_finite, self.step_size, batched) if by_steps else 0.0,
             **self.tuning.kept,
+            **(RunNumbers(*self.scores.numbers)._asdict() if isinstance(self.scores, RunScores) else {}),
         )
-        return Collected(monitor.packed(), chains, sum(map(jnp.size, jax.tree.leaves(self.phase.z))) // chains)
+        return Collected(monitor.packed(), chains, self.layout)
+
+    @property
+    def layout(self) -> Layout:
+        """The latent sites of a chain."""
+        chains = jnp.size(self.i)
+        return Layout(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))

@@ -18,7 +18,7 @@ from numpyro_sgmcmc.tuning.tuner import Tuner
 def axes_of_chains(chain: Chain) -> Any:
     """The axis of chains in each field of a state of several chains; None if they share the field."""
     axes: dict[str, Any] = dict.fromkeys(SGMCMCState._fields, 0)
-    axes |= {"tuning": None, "centering": None, "gradient_state": None if chain.gradient.shared else 0}
+    axes |= {"tuning": None, "centering": None, "scores": None, "gradient_state": None if chain.gradient.shared else 0}
     return SGMCMCState(**axes)
 
 

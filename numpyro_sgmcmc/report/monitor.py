@@ -30,6 +30,14 @@ class Monitor(NamedTuple):
     gradient: Any = 0.0  # the worst scores of its check, see tuning.pilot.Evidence; 0 if there was none
     virial: Any = 0.0
     r_hat: Any = 0.0
+    # what the identities of the score say about the draws, see run_scores.RunNumbers; 0 if they are not checked
+    gradients: Any = 0.0
+    series: Any = 0.0
+    size: Any = 0.0
+    error: Any = 0.0
+    score: Any = 0.0
+    least_shift: Any = 0.0
+    least_inflation: Any = 0.0
 
     def packed(self) -> jax.Array:
         """One array, with the numbers along its last axis, as each collected array costs about 5 us per call."""

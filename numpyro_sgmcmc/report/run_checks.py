@@ -13,6 +13,8 @@ import numpy as np
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import NEARER, OTHER_PARAMETERS, REFUSED_FOR, Remedies
+from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers
+from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
 from numpyro_sgmcmc.report.statistics import (
     LONG,
     NEVER_MIXED,
@@ -23,7 +25,7 @@ from numpyro_sgmcmc.report.statistics import (
     still_falling,
     sure_temperature,
 )
-from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, unequal_spread
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat as mixing, unequal_spread
 from numpyro_sgmcmc.utils.significance import VARIANCE
 
 STUCK = 100  # steps refused in a row after which a chain is reported
@@ -40,7 +42,7 @@ class Kept:
     """What a run has kept."""
 
     monitor: Monitor  # numbers of each draw, arrays of shape (chains, draws)
-    coordinates: int  # number of coordinates of a chain
+    layout: Layout  # the latent sites
     limit: float  # bound of the scores of the warm-up, see tuning.pilot.score_limit
     r_hat: np.ndarray | None = None  # of each coordinate; None at the end of a run
     draws: np.ndarray | None = None  # shape (chains, draws, d); only for a summary
@@ -61,6 +63,17 @@ class Kept:
             lines += [line] * (line.explains or (line.warns and not explained))
             explained |= line.explains
         return lines
+
+    @property
+    def coordinates(self) -> int:
+        """Number of coordinates of a chain."""
+        return self.layout.coordinates
+
+    @cached_property
+    def verdict(self) -> RunVerdict:
+        """The verdict of the identities of the score at the draws."""
+        kept, shape = self.monitor._asdict(), np.shape(self.monitor.step_size)
+        return RunVerdict.of(RunNumbers(*(np.broadcast_to(kept[name], shape) for name in RunNumbers._fields)))
 
     @cached_property
     def use(self) -> Remedies:
@@ -194,7 +207,10 @@ def warm_up(run: Kept) -> Line | None:
     if not any(run.scores):
         return Line(0.0, "too short for one") if run.use.tuned else None
     gradient, virial, R = run.scores
-    failed, z = failed_scores(run.scores, run.limit), float(np.maximum(gradient, virial))
+    failed = failed_scores(run.scores, run.limit)
+    if run.verdict.decides:  # not the draws of the warm-up, unless those of the run have not mixed either
+        failed = failed_scores([0.0, 0.0, R * (mixing(np.asarray(run.monitor.place, float)) > MIXED)], run.limit)
+    z = float(np.maximum(gradient, virial))
     seen = f"in the second half of the warm-up, in the worst direction, {' and '.join(failed)}"
     bound = f"z <= {run.limit:.1f}, R-hat <= {MIXED}"
     numbers = {"gradient": gradient, "virial": virial, "r_hat": R}
@@ -221,6 +237,17 @@ def failed_scores(scores: Any, limit: float) -> list[str]:
 def verdict_on_warm_up(scores: Any, limit: float) -> str:
     """``"right"``, ``"doubtful"``, or ``"unchecked"``, see :func:`failed_scores`."""
     return "unchecked" if not np.any(scores) else "doubtful" if failed_scores(scores, limit) else "right"
+
+
+@CHECKS.add("score identities during the run", ERRORS, "certain errors <= {0}", "Use {run.use.accurate}")
+def run_scores(run: Kept) -> Line | None:
+    found = run.verdict
+    if not found.verdict:
+        return None
+    numbers, draws = found.numbers, run.monitor.step_size.shape[1]
+    size = abs(numbers.size) if numbers.score > 1 else 0.0
+    shown = f"{numbers.score:.2g} of the bound; {found.power(draws)}"
+    return Line(numbers.score, shown, seen=found.words(run.layout), size=size, details=numbers._asdict())
 
 
 @CHECKS.add("energy", (0, math.inf), "constant", f"Use {NEARER}")

@@ -20,6 +20,7 @@ from numpyro_sgmcmc.engine.progress_bar import Bar
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.report_hook import report
+from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers
 from numpyro_sgmcmc.report.statistics import beyond_chance, still_falling, sure_error
 from numpyro_sgmcmc.types import Plate
 
@@ -337,7 +338,8 @@ def test_a_temperature_that_is_a_little_off():
 def test_the_squared_step_of_langevin_dynamics(inverse_mass, batched):
     """1 + h E[g^2] / 2, where the variance of the draws is 1 / (1 - h / 2) of the right one: at h U'' = .5, 4 / 3."""
     precision = models.PRIOR_SD**-2 + models.N
-    kernel = SGLD(models.gaussian, step_size=0.5 / precision, steps_per_sample=5, inverse_mass_matrix=inverse_mass)
+    options = {"steps_per_sample": 5, "inverse_mass_matrix": inverse_mass, "check": False}
+    kernel = SGLD(models.gaussian, step_size=0.5 / precision, **options)
     mcmc = MCMC(
         kernel,
         num_warmup=20,
@@ -466,13 +468,13 @@ def test_the_surest_signs_come_first(num_steps, advice):
         temperature=1.66 + 0.1 * np.random.default_rng(0).normal(size=zeros.shape),
         step_size=zeros + 0.3,
         data_changed=zeros > 0,
-        **dict.fromkeys(["energy", "place", "jump", "passes", "virial", "r_hat"], zeros),
+        **dict.fromkeys(["energy", "place", "jump", "passes", "virial", "r_hat", *RunNumbers._fields], zeros),
         num_steps=zeros + num_steps,
         noise=zeros + 0.1,
         inflation=zeros + 0.2,
         gradient=zeros + 9,
     )
-    (message,) = told_of_doubts(lambda: report(monitor, coordinates=3))
+    (message,) = told_of_doubts(lambda: report(monitor, Layout((("z", 3),))))
     signs = "75.0% end with one", "temperature is 1.6", "by up to 20%", "E[dU] is 9.0"
     places = [message.index(sign) for sign in signs]
     assert places == sorted(places) and advice in message
@@ -536,7 +538,7 @@ def test_no_function_calls_right_what_another_calls_wrong(fault, chosen, monkeyp
         scores = state.tuning.scores._replace(**{name: jnp.asarray(x[0, -1]) for name, x in changed.items()})
         monkeypatch.setattr(chosen, "_last_state", state._replace(tuning=state.tuning._replace(scores=scores)))
     assert settings(chosen)["verdict"] == summary(chosen).verdict == verdict, str(summary(chosen))
-    told = told_of_doubts(lambda: report(chosen._states["monitor"], 1, 2))
+    told = told_of_doubts(lambda: report(chosen._states["monitor"], chosen.last_state.layout, 2))
     assert [message.startswith(f"the draws are {verdict}: ") and words in message for message in told] == [True] * bool(
         words
     )

@@ -1,0 +1,147 @@
+r"""
+Adds the draws of a run to the averages of :mod:`~numpyro_sgmcmc.report.run_scores`, while it is sampling.
+
+A word that ends with a kick, such as ``BAGAB``, has evaluated the gradient at the draw for its next step. If batches
+are independent, the draw does not depend on their rows, so this gradient is used. Otherwise one is evaluated on rows of
+its own after every k-th draw, so that there are at least 20 steps for each; after a draw of many steps, several.
+
+If the step size is given, the matrix S is the covariance of the draws in the second half of the warm-up.
+
+A run is not checked if the gradient at a draw is not defined or costs too much: local values that are kept from visit
+to visit, a block of Gibbs, data on disk, other variables than those of NumPyro (a simplex), replicas that exchange
+temperatures; nor with a schedule, whose draws have no common distribution.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax, random
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.engine.chain import Chain
+from numpyro_sgmcmc.engine.state import CHECK, Marks, SGMCMCState, stream
+from numpyro_sgmcmc.engine.tuned import axes_of_chains
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.report.run_scores import Layout, RunScores
+from numpyro_sgmcmc.rows.schemes import next_rows
+from numpyro_sgmcmc.schedules import Constant
+from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.types import RowsState
+
+STEPS = 20  # steps for each gradient that is evaluated for the check
+FREE_STEPS = 8  # the same if the gradient has been evaluated for a step
+MOST = 8  # maximal number of gradients at a draw
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """
+    :param chain: the chain for the potential.
+    :param potential: that of the variables in which the chains move.
+    """
+
+    chain: Chain
+    potential: ModelPotential
+
+    @property
+    def possible(self) -> bool:
+        """Whether the draws can be checked, and the user has not switched it off."""
+        potential = self.potential
+        defined = potential.transforms is None and not potential.keeps_local_values
+        defined &= GIBBS_SITES_KWARG not in potential.kwargs and isinstance(self.chain.schedule, Constant)
+        return self.chain.checked and defined and not potential.sources
+
+    @property
+    def layout(self) -> Layout:
+        """The averages of the model."""
+        inside = [name for name, site in self.potential.structure.latents.items() if site.plates]
+        return Layout.of(self.potential.prototype, inside)
+
+    def start(self, state: SGMCMCState, chains: int) -> SGMCMCState:
+        """A new state, with the averages of no draws yet; without them if the draws are not checked."""
+        if not self.possible:
+            return state
+        dtype = raveled(state.z).dtype
+        return state._replace(scores=RunScores.zeros(self.layout, chains, dtype, learns=not self.chain.tuned))
+
+    def after(self, before: SGMCMCState, state: SGMCMCState, steps: Any) -> SGMCMCState:
+        """
+        The state after a transition, with its draws in the averages.
+
+        :param before: the state before it.
+        :param steps: its number of steps.
+        """
+        scores = state.scores
+        if not isinstance(scores, RunScores):
+            return state
+        period = ((FREE_STEPS if self._is_free else STEPS) + steps - 1) // steps
+        sampling, late = self._phase(state)
+
+        def add(_, scores):
+            # XLA moves what does not depend on the loop out of it, into every transition; the number of places does
+            always = scores.places >= 0
+            key_of = partial(stream, use=jnp.where(always, CHECK, 0))
+            keys = jax.vmap(key_of)(before.rng_key if jnp.ndim(state.i) else before.rng_key[None])
+            z, g = self._over(state, _position), self._over(state, partial(self._gradient, steps), keys)
+            z, g = (jnp.where(always, x, 0) for x in (z, g))
+            if self.chain.tuned:
+                S = state.tuning.coordinates
+                z, v, diagonal = jax.vmap(S.times)(z), jax.vmap(S.times)(g), S.variances(jnp.ones_like(g[0]))
+            else:
+                v, diagonal = scores.times(g)
+            return scores.add(self.layout, z, v, diagonal)
+
+        # loops of one iteration or none, because a conditional would copy the averages
+        due = sampling & (scores.draws % period == 0)
+        scores = lax.fori_loop(0, due.astype(jnp.int32), add, scores)
+        if not self.chain.tuned:
+            learn = lambda _, scores: scores.learn(self._over(state, _position))  # noqa: E731
+            scores = lax.fori_loop(0, late.astype(jnp.int32), learn, scores)
+        return state._replace(scores=scores._replace(draws=scores.draws + sampling))
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the gradient at the draw has been evaluated for the next step, on rows that it does not depend on."""
+        return self.chain.integrator.carries_gradient and getattr(self.chain.rows, "independent", False)
+
+    def _phase(self, state: SGMCMCState) -> tuple[jax.Array, jax.Array]:
+        """Whether the warm-up has ended, and whether its second half has begun but not ended."""
+        if self.chain.tuned:
+            return state.tuning.transition > state.tuning.num_warmup, jnp.zeros((), bool)
+        marks = Marks.of(state.marks)
+        wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
+        sampling = (wraps > 0) | (i > end)
+        return sampling, ~sampling & (i > end // 2)
+
+    def _over(self, state: SGMCMCState, fn: Callable[..., jax.Array], *rest: jax.Array) -> jax.Array:
+        """``fn`` of each chain, with an axis of chains."""
+        if not jnp.ndim(state.i):
+            return fn(state, *(x[0] for x in rest))[None]
+        return jax.vmap(fn, (axes_of_chains(self.chain), *[0] * len(rest)))(state, *rest)
+
+    def _gradient(self, steps: Any, state: SGMCMCState, rng_key: jax.Array) -> jax.Array:
+        """The gradient at the position of a chain, in its coordinates."""
+        if self._is_free:
+            return raveled(state.gradient)
+        z = self.chain.position(self.potential, state)
+
+        def of_rows(k):
+            rows, _ = next_rows(self.chain.rows, RowsState(rng_key, jnp.uint32(k)), self.potential.plates)
+            key_model = random.fold_in(rng_key, k)
+            return raveled(self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient)
+
+        if isinstance(steps, int) and steps < 2 * STEPS:
+            gradient = of_rows(0)
+        else:
+            number = jnp.clip(steps // STEPS, 1, MOST)
+            total = lax.fori_loop(0, number, lambda k, total: total + of_rows(k), jnp.zeros_like(raveled(z)))
+            gradient = total / number
+        return state.tuning.coordinates.pull_back(gradient) if self.chain.tuned else gradient
+
+
+def _position(state: SGMCMCState) -> jax.Array:
+    return raveled(state.phase.z)

@@ -1,0 +1,79 @@
+"""The verdict of the identities of the score at the end of a run, and its words."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_sgmcmc.report.run_scores import FEW, Layout, RunNumbers
+from numpyro_sgmcmc.utils.significance import graded
+
+ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
+BLIND = 4.0  # a run that would have to be longer by more than this factor is unchecked
+
+
+class RunVerdict(NamedTuple):
+    """
+    - **numbers** - :class:`RunNumbers`, as Python numbers.
+    - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty if the draws were not checked.
+    """
+
+    numbers: RunNumbers
+    verdict: str
+
+    @classmethod
+    def of(cls, numbers: RunNumbers) -> "RunVerdict":
+        """
+        The verdict at the end of a run.
+
+        :param numbers: arrays of shape ``(chains, draws)``. Chains that run one by one have separate numbers: the worst
+            of them counts, and together they see what a longer chain would.
+        """
+        last = np.stack([np.asarray(part, float)[:, -1] for part in numbers], -1)
+        chains = np.unique(last, axis=0)
+        of_chain = [RunNumbers(*row) for row in chains.tolist()]
+        worst = max(of_chain, key=lambda one: (one.score > 1) * (abs(one.size) if one.size == one.size else np.inf))
+        least = np.sqrt((chains[:, -2:] ** 2).mean(0) / len(chains)).tolist()
+        numbers = worst._replace(gradients=float(chains[:, 0].sum()), least_shift=least[0], least_inflation=least[1])
+        if not numbers.gradients > FEW:
+            return cls(numbers, "")
+        return cls(numbers, graded(abs(numbers.size), *ERRORS) if numbers.score > 1 else "ok")
+
+    @property
+    def decides(self) -> bool:
+        """Whether an error of .3 sd, or 30 % of a variance, would have been seen, or an error has been."""
+        seen = max(self.numbers.least_shift, self.numbers.least_inflation) <= ERRORS[1]
+        return bool(self.verdict) and (seen or self.verdict != "ok")
+
+    @property
+    def needed(self) -> float:
+        """The factor by which a run must be longer to decide."""
+        return (max(self.numbers.least_shift, self.numbers.least_inflation) / ERRORS[1]) ** 2
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether even twice these errors would not have been seen: then the warm-up does not make it right."""
+        return bool(self.verdict) and not self.decides and not self.needed <= BLIND
+
+    def words(self, layout: Layout) -> str:
+        """What is wrong, and where."""
+        size, error = self.numbers.size, self.numbers.error
+        if not np.isfinite(size):
+            return "the gradients at the draws are not finite"
+        what, where = layout.name(int(self.numbers.series))
+        if what == "mean":
+            return f"by the gradients at the draws, the mean of {where} is off by {size:+.2g} +- {error:.1g} sd"
+        of = "variance of" if what == "variance" else "variances in the mean over"
+        return f"by the gradients at the draws, the {of} {where} is off by {size:+.0%} +- {error:.0%}"
+
+    def power(self, draws: int) -> str:
+        """
+        The errors that would have been seen, or how many draws are needed for a verdict.
+
+        :param draws: draws of each chain.
+        """
+        numbers = self.numbers
+        if not np.isfinite(self.needed):
+            return "gradients are not finite"
+        if self.needed > 1:
+            return f"a verdict needs {self.needed * draws:.2g} draws of each chain"
+        return f"sees errors above {numbers.least_shift:.2g} sd, {numbers.least_inflation:.0%} of a variance"

@@ -1,0 +1,223 @@
+"""The identities of the score at the draws of a run."""
+
+from dataclasses import replace
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import models
+import numpy as np
+from numpyro.infer import MCMC
+import pytest
+from scipy.stats import norm
+
+from numpyro_sgmcmc import SGHMC, SGLD, Minibatch, Polynomial, WithoutReplacement, settings, summary
+from numpyro_sgmcmc.report.run_scores import FEW, Layout, RunNumbers, RunScores
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
+from numpyro_sgmcmc.utils.significance import FALSE_ALARMS
+
+LAYOUT = Layout((("mu", 1), ("theta", 20)), frozenset(["theta"]))
+D = LAYOUT.coordinates
+
+
+@jax.jit
+def seen(z, g):
+    """The numbers of draws and gradients of shape ``(draws, chains, d)``, whose covariance is the identity."""
+
+    def add(scores, draw):
+        return scores.add(LAYOUT, *draw, jnp.ones(D))._replace(draws=scores.draws + 1), None
+
+    start = RunScores.zeros(LAYOUT, z.shape[1], z.dtype, learns=False)
+    return RunNumbers(*jax.lax.scan(add, start, (z, g))[0].numbers)
+
+
+def exact(key, runs=(), draws=250):
+    """Draws of N(0, I) and their gradients with the noise of minibatches."""
+    key_z, key_noise = random.split(key)
+    z = random.normal(key_z, (*runs, draws, 4, D))
+    return z, z + 0.5 * random.normal(key_noise, z.shape)
+
+
+def verdict(numbers):
+    return RunVerdict.of(RunNumbers(*(np.full((1, 1), part) for part in numbers)))
+
+
+def test_the_levels_add_up_to_the_level_of_a_run():
+    limits = LAYOUT.limits()
+    levels = 2 * norm.sf(limits)
+    assert levels.sum() == pytest.approx(FALSE_ALARMS)
+    of_mu = levels[[0, D]].sum()
+    assert of_mu == pytest.approx(FALSE_ALARMS / 2)  # whatever the number of effects
+    assert LAYOUT.is_global().tolist() == [True] + [False] * 20
+
+
+def test_right_runs_are_right():
+    """300 runs of independent draws: none exceeds its limit with an error that matters."""
+    z, g = exact(random.key(0), (300,))
+    numbers = jax.vmap(seen)(z, g)
+    assert float((numbers.score > 1).mean()) < 0.02
+    assert (np.asarray(numbers.gradients) == 4 * 249).all()
+    assert verdict(jax.tree.map(lambda x: x[0], numbers)).decides
+
+
+FAULTS = {
+    "mean": (lambda z: z.at[..., 0].add(0.3), ("mean", "mu"), 0.3),
+    "variance": (lambda z: z.at[..., 0].multiply(1.3), ("variance", "mu"), 0.69),
+    "effects": (lambda z: z.at[..., 1:].multiply(1.06), ("variances", "theta"), 0.124),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen_with_its_size_and_its_place(fault):
+    change, where, size = FAULTS[fault]
+    z = change(exact(random.key(1))[0])
+    numbers = seen(z, z)
+    assert LAYOUT.name(int(numbers.series)) == where and verdict(numbers).verdict in ("doubtful", "wrong")
+    assert abs(float(numbers.size) - size) < 5 * float(numbers.error) + 0.1 * size
+
+
+def test_a_mean_is_seen_through_strong_correlations():
+    """With S from the warm-up, an error along the axis of least curvature."""
+    layout = Layout((("z", 2),))
+    root = jnp.array([[1.0, 0.0], [0.999, 0.0447]])
+    x = random.normal(random.key(2), (1000, 4, 2))
+    precision = jnp.linalg.inv(root @ root.T)
+
+    def run(learns):
+        scores = RunScores.zeros(layout, 4, jnp.float32, learns=True)
+        if learns:
+            scores = jax.lax.scan(lambda s, z: (s.learn(z), None), scores, x[:500] @ root.T)[0]
+
+        def add(scores, z):
+            v, diagonal = scores.times((z - root @ jnp.array([0.4, 0.0])) @ precision)
+            return scores.add(layout, z, v, diagonal)._replace(draws=scores.draws + 1), None
+
+        return RunNumbers(*jax.lax.scan(add, scores, x[500:] @ root.T)[0].numbers)
+
+    numbers = jax.jit(run, static_argnums=0)(True)
+    assert layout.name(int(numbers.series))[0] == "mean" and abs(float(numbers.size) + 0.4) < 0.1
+    np.testing.assert_allclose(numbers.least_shift, 0.1, atol=0.03)
+
+
+def test_nothing_is_said_of_few_gradients_and_all_of_those_that_are_not_finite():
+    z, g = exact(random.key(3), draws=FEW // 4)
+    assert verdict(seen(z, g)).verdict == ""
+    z, g = exact(random.key(3), draws=30)
+    numbers = verdict(seen(z, g.at[20, 0, 3].set(jnp.nan)))
+    assert numbers.verdict == "wrong" and "not finite" in numbers.words(LAYOUT)
+    short = verdict(seen(z, g))
+    assert short.verdict == "ok" and not short.decides and 1 < short.needed < 100
+
+
+def test_chains_that_run_one_by_one_count_together():
+    numbers = RunNumbers(*(np.full((4, 9), x) for x in (100.0, 3.0, 0.05, 0.02, 0.5, 0.2, 0.4)))
+    numbers = numbers._replace(gradients=numbers.gradients + np.arange(4)[:, None])
+    found = RunVerdict.of(numbers)
+    assert found.numbers.least_shift == pytest.approx(0.1) and found.numbers.least_inflation == pytest.approx(0.2)
+
+
+KERNELS = {
+    "given": lambda **options: SGHMC(
+        models.gaussian, batch_size=models.B, step_size=1e-2, friction=3.0, steps_per_sample=5, **options
+    ),
+    "self-tuned": lambda **options: SGHMC(models.gaussian, batch_size=models.B, **options),
+}
+
+
+def run(kernel, num_samples=200, num_warmup=100, chains=2, **options):
+    mcmc = MCMC(
+        kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=chains, progress_bar=False, **options
+    )
+    mcmc.run(random.key(0), models.ROWS)
+    return mcmc
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_draws_do_not_depend_on_the_check(kind):
+    with_check, without = (run(KERNELS[kind](check=check), chain_method="vectorized") for check in (True, False))
+    assert without.last_state.scores == () and float(with_check.last_state.scores.numbers[0]) > 0
+    for name, draws in without.get_samples().items():
+        np.testing.assert_array_equal(with_check.get_samples()[name], draws)
+
+
+class Counting(Minibatch):
+    """Counts its evaluations, also those of compiled programs."""
+
+    evaluations = 0
+
+    def evaluate(self, *args):
+        def count():
+            Counting.evaluations += 1
+
+        jax.debug.callback(count)
+        return super().evaluate(*args)
+
+
+@pytest.mark.parametrize("steps", [1, 8, 50])
+def test_the_check_costs_a_twentieth_of_the_gradients(steps):
+    options = {"step_size": 1e-2, "friction": 3.0, "batch_size": models.B, "steps_per_sample": steps}
+    counts = []
+    for check in (True, False):
+        Counting.evaluations = 0
+        kernel = SGHMC(models.gaussian, gradient=Counting(), check=check, **options)
+        mcmc = run(kernel, num_samples=60, num_warmup=20, chains=1)
+        jax.effects_barrier()
+        counts.append(Counting.evaluations)
+        if check:
+            assert float(mcmc.last_state.scores.numbers[0]) > 0
+    assert 0 < counts[0] - counts[1] <= 0.05 * counts[1] + 1
+
+
+def test_a_gradient_that_a_step_has_evaluated_is_used():
+    word = SGHMC(
+        models.gaussian,
+        batch_size=models.B,
+        gradient=Counting(),
+        step_size=1e-2,
+        friction=3.0,
+        integrator="BAOAB",
+        rows=WithoutReplacement(),
+        steps_per_sample=8,
+    )
+    counts = []
+    for check in (True, False):
+        Counting.evaluations = 0
+        mcmc = run(word if check else word.replace(chain=replace(word.chain, checked=False)), 60, 20, 1)
+        jax.effects_barrier()
+        counts.append(Counting.evaluations)
+        if check:
+            assert float(mcmc.last_state.scores.numbers[0]) == 60
+    assert counts[0] == counts[1]
+
+
+def test_runs_that_cannot_be_checked_say_nothing():
+    for step_size in (Polynomial(1e-2, 1.0, 0.5), 1e-2):
+        kernel = SGLD(models.gaussian, batch_size=models.B, step_size=step_size)
+        state = kernel.init(random.key(0), 0, None, (models.ROWS,), {})
+        assert (state.scores == ()) == (step_size != 1e-2)
+
+
+def test_the_draws_decide_when_they_are_enough(monkeypatch):
+    """A warm-up whose check has failed, and draws that are right: the run is right."""
+    kernel = KERNELS["self-tuned"]()
+    mcmc = run(kernel, num_samples=800, num_warmup=400, chains=4, chain_method="vectorized")
+    state = mcmc.last_state
+    failed = state.tuning.scores._replace(virial=jnp.float32(20.0))
+    monkeypatch.setattr(mcmc, "_last_state", state._replace(tuning=state.tuning._replace(scores=failed)))
+    monitor = mcmc._states["monitor"]
+    monitor = monitor._replace(virial=np.full_like(monitor.virial, 20.0))
+    monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": monitor})
+    assert RunVerdict.of(RunNumbers(*(getattr(monitor, name) for name in RunNumbers._fields))).decides
+    assert settings(mcmc)["verdict"] == "right"
+    line = summary(mcmc).lines["run_scores"]
+    assert line.verdict == "ok" and "sees errors above" in line.shown
+    few = monitor._replace(least_inflation=np.full_like(monitor.virial, 0.5))
+    monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": few})
+    assert settings(mcmc)["verdict"] == "doubtful"
+    assert "draws of each chain" in summary(mcmc).lines["run_scores"].shown
+
+
+def test_the_state_is_a_small_multiple_of_the_coordinates():
+    layout = Layout((("z", 1000),))
+    scores = RunScores.zeros(layout, 4, jnp.float32, learns=True)
+    assert sum(leaf.size for leaf in jax.tree.leaves(scores)) < 20 * 1000
