@@ -24,7 +24,7 @@ class KernelOptions(TypedDict, total=False):
     settings: Mapping[str, Any] | None
     local: Any
     centering: Any
-    check: bool
+    check: bool | None
 
 
 def listed_options(kernel: type, parent: type) -> Signature:

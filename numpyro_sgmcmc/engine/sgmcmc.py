@@ -99,8 +99,9 @@ class SGMCMC(MCMCKernel):
         site -> number or array between 0 (non-centred) and 1 (centred, as the model is written), see
         :mod:`~numpyro_sgmcmc.model.centering`; False: all as written. None: chosen if the warm-up chooses the step
         size, otherwise as written.
-    :param bool check: whether gradients at the draws check them while sampling, see
-        :mod:`~numpyro_sgmcmc.engine.run_check`. The draws do not depend on it.
+    :param check: whether gradients at the draws check them while sampling, see
+        :mod:`~numpyro_sgmcmc.engine.run_check`. The draws do not depend on it. None: if the warm-up chooses the step
+        size.
     :raises ValueError: see :mod:`~numpyro_sgmcmc.potential.minibatched`; at construction where possible, else at
         ``init``.
 
@@ -149,7 +150,7 @@ class SGMCMC(MCMCKernel):
         settings: Mapping[str, Any] | None = None,
         local: Any = None,
         centering: Any = None,
-        check: bool = True,
+        check: bool | None = None,
         **unknown: Any,
     ):
         check_options(type(self), unknown, step_size, self.missing_step_size)
@@ -157,7 +158,7 @@ class SGMCMC(MCMCKernel):
         self._model = with_local(model, local)
         kept = keeps_values(self._model)
         chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
-        self._chain = replace(chain, checked=bool(check))
+        self._chain = replace(chain, checked=chain.tuned if check is None else bool(check))
         self._dense_mass, self._known = checked_found(dense_mass, settings, self._chain.tuned)
         self._centering = checked_centering(centering, settings, self._chain.gradient)
         self.batch_size = checked_batch_size(batch_size)

@@ -59,7 +59,7 @@ def work(fn, *args):
 
 @functools.cache
 def step(kernel_class, N=10_000, **options):
-    kernel = kernel_class(model, step_size=H, batch_size=B, check=False, **options)
+    kernel = kernel_class(model, step_size=H, batch_size=B, **options)
     return work(lambda state, X, y: kernel.sample(state, (X, y), {}), start(kernel, N), *data(N))
 
 
@@ -150,7 +150,7 @@ def test_the_state_holds_nothing_as_long_as_the_data(rows):
     N = 9973
     for kernel_class in (SGLD, SGHMC, SGNHT, MSGNHT):
         for gradient in ESTIMATORS[:3]:
-            kernel = kernel_class(model, step_size=H, batch_size=B, rows=rows, gradient=gradient, check=False)
+            kernel = kernel_class(model, step_size=H, batch_size=B, rows=rows, gradient=gradient)
             assert max(leaf.size for leaf in jax.tree.leaves(start(kernel, N))) <= D
 
 

@@ -338,7 +338,7 @@ def test_a_temperature_that_is_a_little_off():
 def test_the_squared_step_of_langevin_dynamics(inverse_mass, batched):
     """1 + h E[g^2] / 2, where the variance of the draws is 1 / (1 - h / 2) of the right one: at h U'' = .5, 4 / 3."""
     precision = models.PRIOR_SD**-2 + models.N
-    options = {"steps_per_sample": 5, "inverse_mass_matrix": inverse_mass, "check": False}
+    options = {"steps_per_sample": 5, "inverse_mass_matrix": inverse_mass}
     kernel = SGLD(models.gaussian, step_size=0.5 / precision, **options)
     mcmc = MCMC(
         kernel,

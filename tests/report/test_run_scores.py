@@ -118,7 +118,12 @@ def test_chains_that_run_one_by_one_count_together():
 
 KERNELS = {
     "given": lambda **options: SGHMC(
-        models.gaussian, batch_size=models.B, step_size=1e-2, friction=3.0, steps_per_sample=5, **options
+        models.gaussian,
+        batch_size=models.B,
+        step_size=1e-2,
+        friction=3.0,
+        steps_per_sample=5,
+        **{"check": True} | options,
     ),
     "self-tuned": lambda **options: SGHMC(models.gaussian, batch_size=models.B, **options),
 }
@@ -173,6 +178,7 @@ def test_a_gradient_that_a_step_has_evaluated_is_used():
         models.gaussian,
         batch_size=models.B,
         gradient=Counting(),
+        check=True,
         step_size=1e-2,
         friction=3.0,
         integrator="BAOAB",
@@ -192,7 +198,7 @@ def test_a_gradient_that_a_step_has_evaluated_is_used():
 
 def test_runs_that_cannot_be_checked_say_nothing():
     for step_size in (Polynomial(1e-2, 1.0, 0.5), 1e-2):
-        kernel = SGLD(models.gaussian, batch_size=models.B, step_size=step_size)
+        kernel = SGLD(models.gaussian, batch_size=models.B, step_size=step_size, check=True)
         state = kernel.init(random.key(0), 0, None, (models.ROWS,), {})
         assert (state.scores == ()) == (step_size != 1e-2)
 
