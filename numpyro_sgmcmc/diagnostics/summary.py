@@ -115,7 +115,7 @@ def summary(
 def _kept(run: Run, draws: Draws) -> Kept:
     limit = np.inf if run.tuning is None else run.tuning.score_limit
     with np.errstate(invalid="ignore"):
-        return Kept(run.monitor, run.state.layout, limit, r_hat(draws.z), draws.z, draws.names)
+        return Kept(run.monitor, run.state.averages, limit, r_hat(draws.z), draws.z, draws.names)
 
 
 def _is_checked(run: Run, kept: Kept) -> bool:

@@ -26,7 +26,7 @@ from numpyro_sgmcmc.engine.state import CHECK, Marks, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.report.run_scores import Layout, RunScores
+from numpyro_sgmcmc.report.run_scores import Averages, RunScores
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.tuning.coordinates import raveled
@@ -56,17 +56,17 @@ class RunCheck:
         return self.chain.checked and defined and not potential.sources
 
     @property
-    def layout(self) -> Layout:
+    def averages(self) -> Averages:
         """The averages of the model."""
         inside = [name for name, site in self.potential.structure.latents.items() if site.plates]
-        return Layout.of(self.potential.prototype, inside)
+        return Averages.of(self.potential.prototype, inside)
 
     def start(self, state: SGMCMCState, chains: int) -> SGMCMCState:
         """A new state, with the averages of no draws yet; without them if the draws are not checked."""
         if not self.possible:
             return state
         dtype = raveled(state.z).dtype
-        return state._replace(scores=RunScores.zeros(self.layout, chains, dtype, learns=not self.chain.tuned))
+        return state._replace(scores=RunScores.zeros(self.averages, chains, dtype, learns=not self.chain.tuned))
 
     def after(self, before: SGMCMCState, state: SGMCMCState, steps: Any) -> SGMCMCState:
         """
@@ -93,7 +93,7 @@ class RunCheck:
                 z, v, diagonal = jax.vmap(S.times)(z), jax.vmap(S.times)(g), S.variances(jnp.ones_like(g[0]))
             else:
                 v, diagonal = scores.times(g)
-            return scores.add(self.layout, z, v, diagonal)
+            return scores.add(self.averages, z, v, diagonal)
 
         # loops of one iteration or none, because a conditional would copy the averages
         due = sampling & (scores.draws % period == 0)

@@ -8,7 +8,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
-from numpyro_sgmcmc.report.run_scores import Layout
+from numpyro_sgmcmc.report.run_scores import Averages
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
@@ -105,7 +105,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         "curvature": value(tuning.curvature),
         "passes": value(tuning.passes),
         "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(_verdicts(mcmc, state.layout, tuning)),
+        "verdict": value(_verdicts(mcmc, state.averages, tuning)),
     }
     for name in ("friction", "diffusion"):
         if hasattr(kernel, name):
@@ -113,16 +113,16 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     return found
 
 
-def _verdicts(mcmc: MCMC, layout: Layout, tuning: Tuning) -> np.ndarray:
+def _verdicts(mcmc: MCMC, averages: Averages, tuning: Tuning) -> np.ndarray:
     """The verdict on a run, or on each of the chains that have found their own settings."""
     fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
     of_draws, run = "ok", None
     if "monitor" in fields:
         samples = mcmc.get_samples(group_by_chain=True)
-        sites = {name for name, _ in layout.sites}
+        sites = {name for name, _ in averages.sites}
         latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
         mixing = np.concatenate([r_hat(x).ravel() for x in latents]) if latents else None
-        run = Kept(fields["monitor"], layout, tuning.score_limit, mixing)
+        run = Kept(fields["monitor"], averages, tuning.score_limit, mixing)
         of_draws = worst(*(line.verdict for name, line in run.failures.items() if name != "warm_up"))
     checks = np.stack(tuning.scores, -1)
     of_warm_up = [verdict_on_warm_up(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]

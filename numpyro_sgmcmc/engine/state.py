@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
 from numpyro_sgmcmc.report.report_hook import Collected
-from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers, RunScores
+from numpyro_sgmcmc.report.run_scores import Averages, RunNumbers, RunScores
 from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
@@ -160,10 +160,10 @@ class SGMCMCState(NamedTuple):
             **self.tuning.kept,
             **(RunNumbers(*self.scores.numbers)._asdict() if isinstance(self.scores, RunScores) else {}),
         )
-        return Collected(monitor.packed(), chains, self.layout)
+        return Collected(monitor.packed(), chains, self.averages)
 
     @property
-    def layout(self) -> Layout:
+    def averages(self) -> Averages:
         """The latent sites of a chain."""
         chains = jnp.size(self.i)
-        return Layout(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))
+        return Averages(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))

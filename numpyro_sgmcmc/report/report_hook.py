@@ -18,13 +18,13 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
-from numpyro_sgmcmc.report.run_scores import Layout
+from numpyro_sgmcmc.report.run_scores import Averages
 from numpyro_sgmcmc.tuning.pilot import score_limit
 from numpyro_sgmcmc.utils.compat import stack_level
 from numpyro_sgmcmc.utils.significance import worst
 
 logger = logging.getLogger(__name__.partition(".")[0])
-ONE = Layout((("z", 1),))  # a model with one number
+ONE = Averages((("z", 1),))  # a model with one number
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 
@@ -34,11 +34,11 @@ class Collected:
     and the run is checked.
 
     :param int chains: number of chains in one vectorized state, otherwise 1.
-    :param layout: the latent sites.
+    :param averages: the latent sites.
     """
 
-    def __init__(self, packed: Any, chains: int, layout: Layout):
-        self.packed, self.chains, self.layout = packed, chains, layout
+    def __init__(self, packed: Any, chains: int, averages: Averages):
+        self.packed, self.chains, self.averages = packed, chains, averages
 
     def is_whole_run(self) -> bool:
         """Whether the axes are chains and draws. During a run draws are the first axis, or there is none of chains."""
@@ -56,7 +56,7 @@ class Collected:
         return packed.shape[1] != self.chains or bool((first == np.arange(self.chains)).all())
 
 
-def _rebuild(fixed: tuple[int, Layout], children: Any) -> Any:
+def _rebuild(fixed: tuple[int, Averages], children: Any) -> Any:
     (packed,) = children
     collected = Collected(packed, *fixed)
     if not collected.is_whole_run():
@@ -64,22 +64,22 @@ def _rebuild(fixed: tuple[int, Layout], children: Any) -> Any:
     monitor = Monitor.of(packed)
     if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
         _reported[0] = weakref.ref(packed)
-        report(monitor, collected.layout, collected.chains)
+        report(monitor, collected.averages, collected.chains)
     return monitor
 
 
-jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.layout)), _rebuild)
+jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.averages)), _rebuild)
 
 
-def report(monitor: Monitor, layout: Layout = ONE, chains: int = 1) -> None:
+def report(monitor: Monitor, averages: Averages = ONE, chains: int = 1) -> None:
     """
     Warns, once, of all that is not right with a run and worth it. Logs the results of its warm-up at level INFO.
 
     :param monitor: arrays of shape ``(chains, draws)``.
-    :param layout: the latent sites.
+    :param averages: the latent sites.
     :param int chains: number of chains that are tuned together.
     """
-    run = Kept(monitor, layout, score_limit(layout.coordinates, chains))
+    run = Kept(monitor, averages, score_limit(averages.coordinates, chains))
     last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}
     tuned = last["num_steps"] > 0
     if tuned and last["step_size"] > 0:

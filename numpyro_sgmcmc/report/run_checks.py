@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import NEARER, OTHER_PARAMETERS, REFUSED_FOR, Remedies
-from numpyro_sgmcmc.report.run_scores import Layout, RunNumbers
+from numpyro_sgmcmc.report.run_scores import Averages, RunNumbers
 from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
 from numpyro_sgmcmc.report.statistics import (
     LONG,
@@ -42,7 +42,7 @@ class Kept:
     """What a run has kept."""
 
     monitor: Monitor  # numbers of each draw, arrays of shape (chains, draws)
-    layout: Layout  # the latent sites
+    averages: Averages  # the latent sites
     limit: float  # bound of the scores of the warm-up, see tuning.pilot.score_limit
     r_hat: np.ndarray | None = None  # of each coordinate; None at the end of a run
     draws: np.ndarray | None = None  # shape (chains, draws, d); only for a summary
@@ -67,7 +67,7 @@ class Kept:
     @property
     def coordinates(self) -> int:
         """Number of coordinates of a chain."""
-        return self.layout.coordinates
+        return self.averages.coordinates
 
     @cached_property
     def verdict(self) -> RunVerdict:
@@ -247,7 +247,7 @@ def run_scores(run: Kept) -> Line | None:
     numbers, draws = found.numbers, run.monitor.step_size.shape[1]
     size = abs(numbers.size) if numbers.score > 1 else 0.0
     shown = f"{numbers.score:.2g} of the bound; {found.power(draws)}"
-    return Line(numbers.score, shown, seen=found.words(run.layout), size=size, details=numbers._asdict())
+    return Line(numbers.score, shown, seen=found.words(run.averages), size=size, details=numbers._asdict())
 
 
 @CHECKS.add("energy", (0, math.inf), "constant", f"Use {NEARER}")

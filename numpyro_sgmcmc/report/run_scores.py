@@ -32,7 +32,7 @@ class RunNumbers(NamedTuple):
     What the identities say about a run so far.
 
     - **gradients** - number of draws whose gradients were used.
-    - **series** - number of the average that is worst, in the order of :class:`Layout`.
+    - **series** - number of the average that is worst, in the order of :class:`Averages`.
     - **size** - its deviation, in sds or relative to the variance.
     - **error** - its standard error.
     - **score** - the size of its z-score, relative to the limit; of all averages the largest one.
@@ -49,7 +49,7 @@ class RunNumbers(NamedTuple):
     least_inflation: Any
 
 
-class Layout(NamedTuple):
+class Averages(NamedTuple):
     """
     The averages of a model: the d means, the d variances, and the mean variance of each site of several coordinates.
 
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
     in_plates: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "Layout":
+    def of(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "Averages":
         """The averages of a model whose latents have these shapes."""
         return cls(tuple((name, prototype[name].size) for name in sorted(prototype)), frozenset(in_plates))
 
@@ -133,16 +133,16 @@ class RunScores(NamedTuple):
     numbers: jax.Array
 
     @classmethod
-    def zeros(cls, layout: Layout, chains: int, dtype: Any, learns: bool) -> "RunScores":
+    def zeros(cls, averages: Averages, chains: int, dtype: Any, learns: bool) -> "RunScores":
         """
         Before the first draw.
 
         :param learns: whether S is computed from the warm-up.
         """
-        d = layout.coordinates
+        d = averages.coordinates
         zeros, zero = jnp.zeros(d, dtype), jnp.zeros((), dtype)
         k = d if learns and d <= DENSE else 0
-        means = BlockMeans.zeros(chains, 2 * d + len(layout.several), dtype)
+        means = BlockMeans.zeros(chains, 2 * d + len(averages.several), dtype)
         numbers = jnp.zeros(len(RunNumbers._fields), dtype)
         return cls(jnp.zeros((), jnp.int32), zero, zeros, zeros, jnp.zeros((k, k), dtype), means, numbers)
 
@@ -172,7 +172,7 @@ class RunScores(NamedTuple):
         known = (diagonal > 0).all() & jnp.isfinite(diagonal).all()
         return g @ jnp.where(known, self.scatter, eye), jnp.where(known, diagonal, ones)
 
-    def add(self, layout: Layout, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
+    def add(self, averages: Averages, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
         """
         With another draw of each chain.
 
@@ -186,11 +186,11 @@ class RunScores(NamedTuple):
         away, places, center, spread = one._moved(z)
         scale = jnp.sqrt(diagonal)
         product = away * v / diagonal - 1
-        means = self.means.add(jnp.concatenate([v / scale, product, layout.over_sites(product)], -1))
+        means = self.means.add(jnp.concatenate([v / scale, product, averages.over_sites(product)], -1))
         first = self.places == 0  # there is no c yet
         means = jax.tree.map(lambda old, new: jnp.where(first, old, new), self.means, means)
         sd = jnp.sqrt(spread / (len(z) * places)) / scale
-        numbers = _numbers(layout, means, sd)
+        numbers = _numbers(averages, means, sd)
         return self._replace(places=places, center=center, spread=spread, means=means, numbers=numbers)
 
     def _moved(self, z: jax.Array) -> tuple[jax.Array, ...]:
@@ -202,10 +202,10 @@ class RunScores(NamedTuple):
         return away, places, center, spread
 
 
-def _numbers(layout: Layout, means: BlockMeans, sd: jax.Array) -> jax.Array:
+def _numbers(averages: Averages, means: BlockMeans, sd: jax.Array) -> jax.Array:
     """:class:`RunNumbers` of the averages, as one array."""
-    found, d = means.estimates(), layout.coordinates
-    limits = jnp.asarray(layout.limits(), sd.dtype)
+    found, d = means.estimates(), averages.coordinates
+    limits = jnp.asarray(averages.limits(), sd.dtype)
     # the error of a mean is that of u, in units of the draws' sd
     units = jnp.concatenate([sd, jnp.ones(len(limits) - d, sd.dtype)])
     size, error = found.mean * units, found.error * units
@@ -214,6 +214,6 @@ def _numbers(layout: Layout, means: BlockMeans, sd: jax.Array) -> jax.Array:
     # of those that are certain the largest, otherwise that with the largest score
     rank = jnp.where(score > 1, 1 + jnp.nan_to_num(jnp.abs(size), nan=jnp.inf), jnp.minimum(score, 1))
     worst = jnp.argmax(rank)
-    least = jnp.where(layout.is_global(), (found.visible(limits) * units)[: 2 * d].reshape(2, d), 0).max(1)
+    least = jnp.where(averages.is_global(), (found.visible(limits) * units)[: 2 * d].reshape(2, d), 0).max(1)
     numbers = RunNumbers(found.count, worst, size[worst], error[worst], score.max(), *least)
     return jnp.stack([number.astype(sd.dtype) for number in numbers])

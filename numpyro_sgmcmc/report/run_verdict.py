@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_sgmcmc.report.run_scores import FEW, Layout, RunNumbers
+from numpyro_sgmcmc.report.run_scores import FEW, Averages, RunNumbers
 from numpyro_sgmcmc.utils.significance import graded
 
 ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
@@ -54,12 +54,12 @@ class RunVerdict(NamedTuple):
         """Whether even twice these errors would not have been seen: then the warm-up does not make it right."""
         return bool(self.verdict) and not self.decides and not self.needed <= BLIND
 
-    def words(self, layout: Layout) -> str:
+    def words(self, averages: Averages) -> str:
         """What is wrong, and where."""
         size, error = self.numbers.size, self.numbers.error
         if not np.isfinite(size):
             return "the gradients at the draws are not finite"
-        what, where = layout.name(int(self.numbers.series))
+        what, where = averages.name(int(self.numbers.series))
         if what == "mean":
             return f"by the gradients at the draws, the mean of {where} is off by {size:+.2g} +- {error:.1g} sd"
         of = "variance of" if what == "variance" else "variances in the mean over"

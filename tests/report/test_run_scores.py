@@ -12,11 +12,11 @@ import pytest
 from scipy.stats import norm
 
 from numpyro_sgmcmc import SGHMC, SGLD, Minibatch, Polynomial, WithoutReplacement, settings, summary
-from numpyro_sgmcmc.report.run_scores import FEW, Layout, RunNumbers, RunScores
+from numpyro_sgmcmc.report.run_scores import FEW, Averages, RunNumbers, RunScores
 from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.utils.significance import FALSE_ALARMS
 
-LAYOUT = Layout((("mu", 1), ("theta", 20)), frozenset(["theta"]))
+LAYOUT = Averages((("mu", 1), ("theta", 20)), frozenset(["theta"]))
 D = LAYOUT.coordinates
 
 
@@ -78,24 +78,24 @@ def test_a_fault_is_seen_with_its_size_and_its_place(fault):
 
 def test_a_mean_is_seen_through_strong_correlations():
     """With S from the warm-up, an error along the axis of least curvature."""
-    layout = Layout((("z", 2),))
+    averages = Averages((("z", 2),))
     root = jnp.array([[1.0, 0.0], [0.999, 0.0447]])
     x = random.normal(random.key(2), (1000, 4, 2))
     precision = jnp.linalg.inv(root @ root.T)
 
     def run(learns):
-        scores = RunScores.zeros(layout, 4, jnp.float32, learns=True)
+        scores = RunScores.zeros(averages, 4, jnp.float32, learns=True)
         if learns:
             scores = jax.lax.scan(lambda s, z: (s.learn(z), None), scores, x[:500] @ root.T)[0]
 
         def add(scores, z):
             v, diagonal = scores.times((z - root @ jnp.array([0.4, 0.0])) @ precision)
-            return scores.add(layout, z, v, diagonal)._replace(draws=scores.draws + 1), None
+            return scores.add(averages, z, v, diagonal)._replace(draws=scores.draws + 1), None
 
         return RunNumbers(*jax.lax.scan(add, scores, x[500:] @ root.T)[0].numbers)
 
     numbers = jax.jit(run, static_argnums=0)(True)
-    assert layout.name(int(numbers.series))[0] == "mean" and abs(float(numbers.size) + 0.4) < 0.1
+    assert averages.name(int(numbers.series))[0] == "mean" and abs(float(numbers.size) + 0.4) < 0.1
     np.testing.assert_allclose(numbers.least_shift, 0.1, atol=0.03)
 
 
@@ -224,6 +224,6 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
 
 
 def test_the_state_is_a_small_multiple_of_the_coordinates():
-    layout = Layout((("z", 1000),))
-    scores = RunScores.zeros(layout, 4, jnp.float32, learns=True)
+    averages = Averages((("z", 1000),))
+    scores = RunScores.zeros(averages, 4, jnp.float32, learns=True)
     assert sum(leaf.size for leaf in jax.tree.leaves(scores)) < 20 * 1000
