@@ -26,7 +26,7 @@ from numpyro_sgmcmc.engine.state import CHECK, Marks, SGMCMCState, stream
 from numpyro_sgmcmc.engine.tuned import axes_of_chains
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.report.run_scores import Averages, RunScores
+from numpyro_sgmcmc.report.run_scores import RunScores, ScoreAverages
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.tuning.coordinates import raveled
@@ -56,10 +56,10 @@ class RunCheck:
         return self.chain.checked and defined and not potential.sources
 
     @property
-    def averages(self) -> Averages:
+    def averages(self) -> ScoreAverages:
         """The averages of the model."""
         inside = [name for name, site in self.potential.structure.latents.items() if site.plates]
-        return Averages.of(self.potential.prototype, inside)
+        return ScoreAverages.of(self.potential.prototype, inside)
 
     def start(self, state: SGMCMCState, chains: int) -> SGMCMCState:
         """A new state, with the averages of no draws yet; without them if the draws are not checked."""

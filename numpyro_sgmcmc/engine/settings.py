@@ -8,7 +8,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
-from numpyro_sgmcmc.report.run_scores import Averages
+from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
@@ -113,7 +113,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     return found
 
 
-def _verdicts(mcmc: MCMC, averages: Averages, tuning: Tuning) -> np.ndarray:
+def _verdicts(mcmc: MCMC, averages: ScoreAverages, tuning: Tuning) -> np.ndarray:
     """The verdict on a run, or on each of the chains that have found their own settings."""
     fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
     of_draws, run = "ok", None

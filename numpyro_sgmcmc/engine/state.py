@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
 from numpyro_sgmcmc.report.report_hook import Collected
-from numpyro_sgmcmc.report.run_scores import Averages, RunNumbers, RunScores
+from numpyro_sgmcmc.report.run_scores import RunNumbers, RunScores, ScoreAverages
 from numpyro_sgmcmc.tuning.tuning import Given
 from numpyro_sgmcmc.types import BySteps, Phase
 
@@ -163,7 +163,7 @@ class SGMCMCState(NamedTuple):
         return Collected(monitor.packed(), chains, self.averages)
 
     @property
-    def averages(self) -> Averages:
+    def averages(self) -> ScoreAverages:
         """The latent sites of a chain."""
         chains = jnp.size(self.i)
-        return Averages(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))
+        return ScoreAverages(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))

@@ -18,13 +18,13 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
-from numpyro_sgmcmc.report.run_scores import Averages
+from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.tuning.pilot import score_limit
 from numpyro_sgmcmc.utils.compat import stack_level
 from numpyro_sgmcmc.utils.significance import worst
 
 logger = logging.getLogger(__name__.partition(".")[0])
-ONE = Averages((("z", 1),))  # a model with one number
+ONE = ScoreAverages((("z", 1),))  # a model with one number
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 
@@ -37,7 +37,7 @@ class Collected:
     :param averages: the latent sites.
     """
 
-    def __init__(self, packed: Any, chains: int, averages: Averages):
+    def __init__(self, packed: Any, chains: int, averages: ScoreAverages):
         self.packed, self.chains, self.averages = packed, chains, averages
 
     def is_whole_run(self) -> bool:
@@ -56,7 +56,7 @@ class Collected:
         return packed.shape[1] != self.chains or bool((first == np.arange(self.chains)).all())
 
 
-def _rebuild(fixed: tuple[int, Averages], children: Any) -> Any:
+def _rebuild(fixed: tuple[int, ScoreAverages], children: Any) -> Any:
     (packed,) = children
     collected = Collected(packed, *fixed)
     if not collected.is_whole_run():
@@ -71,7 +71,7 @@ def _rebuild(fixed: tuple[int, Averages], children: Any) -> Any:
 jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.averages)), _rebuild)
 
 
-def report(monitor: Monitor, averages: Averages = ONE, chains: int = 1) -> None:
+def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> None:
     """
     Warns, once, of all that is not right with a run and worth it. Logs the results of its warm-up at level INFO.
 

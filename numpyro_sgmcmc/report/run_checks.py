@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import NEARER, OTHER_PARAMETERS, REFUSED_FOR, Remedies
-from numpyro_sgmcmc.report.run_scores import Averages, RunNumbers
+from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
 from numpyro_sgmcmc.report.statistics import (
     LONG,
@@ -42,7 +42,7 @@ class Kept:
     """What a run has kept."""
 
     monitor: Monitor  # numbers of each draw, arrays of shape (chains, draws)
-    averages: Averages  # the latent sites
+    averages: ScoreAverages  # the latent sites
     limit: float  # bound of the scores of the warm-up, see tuning.pilot.score_limit
     r_hat: np.ndarray | None = None  # of each coordinate; None at the end of a run
     draws: np.ndarray | None = None  # shape (chains, draws, d); only for a summary

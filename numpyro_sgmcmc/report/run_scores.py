@@ -32,7 +32,7 @@ class RunNumbers(NamedTuple):
     What the identities say about a run so far.
 
     - **gradients** - number of draws whose gradients were used.
-    - **series** - number of the average that is worst, in the order of :class:`Averages`.
+    - **series** - number of the average that is worst, in the order of :class:`ScoreAverages`.
     - **size** - its deviation, in sds or relative to the variance.
     - **error** - its standard error.
     - **score** - the size of its z-score, relative to the limit; of all averages the largest one.
@@ -49,7 +49,7 @@ class RunNumbers(NamedTuple):
     least_inflation: Any
 
 
-class Averages(NamedTuple):
+class ScoreAverages(NamedTuple):
     """
     The averages of a model: the d means, the d variances, and the mean variance of each site of several coordinates.
 
@@ -61,7 +61,7 @@ class Averages(NamedTuple):
     in_plates: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "Averages":
+    def of(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "ScoreAverages":
         """The averages of a model whose latents have these shapes."""
         return cls(tuple((name, prototype[name].size) for name in sorted(prototype)), frozenset(in_plates))
 
@@ -133,7 +133,7 @@ class RunScores(NamedTuple):
     numbers: jax.Array
 
     @classmethod
-    def zeros(cls, averages: Averages, chains: int, dtype: Any, learns: bool) -> "RunScores":
+    def zeros(cls, averages: ScoreAverages, chains: int, dtype: Any, learns: bool) -> "RunScores":
         """
         Before the first draw.
 
@@ -172,7 +172,7 @@ class RunScores(NamedTuple):
         known = (diagonal > 0).all() & jnp.isfinite(diagonal).all()
         return g @ jnp.where(known, self.scatter, eye), jnp.where(known, diagonal, ones)
 
-    def add(self, averages: Averages, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
+    def add(self, averages: ScoreAverages, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
         """
         With another draw of each chain.
 
@@ -202,7 +202,7 @@ class RunScores(NamedTuple):
         return away, places, center, spread
 
 
-def _numbers(averages: Averages, means: BlockMeans, sd: jax.Array) -> jax.Array:
+def _numbers(averages: ScoreAverages, means: BlockMeans, sd: jax.Array) -> jax.Array:
     """:class:`RunNumbers` of the averages, as one array."""
     found, d = means.estimates(), averages.coordinates
     limits = jnp.asarray(averages.limits(), sd.dtype)

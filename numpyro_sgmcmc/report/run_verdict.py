@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_sgmcmc.report.run_scores import FEW, Averages, RunNumbers
+from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, ScoreAverages
 from numpyro_sgmcmc.utils.significance import graded
 
 ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
@@ -54,7 +54,7 @@ class RunVerdict(NamedTuple):
         """Whether even twice these errors would not have been seen: then the warm-up does not make it right."""
         return bool(self.verdict) and not self.decides and not self.needed <= BLIND
 
-    def words(self, averages: Averages) -> str:
+    def words(self, averages: ScoreAverages) -> str:
         """What is wrong, and where."""
         size, error = self.numbers.size, self.numbers.error
         if not np.isfinite(size):

@@ -20,7 +20,7 @@ from numpyro_sgmcmc.engine.progress_bar import Bar
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.report_hook import report
-from numpyro_sgmcmc.report.run_scores import Averages, RunNumbers
+from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.statistics import beyond_chance, still_falling, sure_error
 from numpyro_sgmcmc.types import Plate
 
@@ -474,7 +474,7 @@ def test_the_surest_signs_come_first(num_steps, advice):
         inflation=zeros + 0.2,
         gradient=zeros + 9,
     )
-    (message,) = told_of_doubts(lambda: report(monitor, Averages((("z", 3),))))
+    (message,) = told_of_doubts(lambda: report(monitor, ScoreAverages((("z", 3),))))
     signs = "75.0% end with one", "temperature is 1.6", "by up to 20%", "E[dU] is 9.0"
     places = [message.index(sign) for sign in signs]
     assert places == sorted(places) and advice in message

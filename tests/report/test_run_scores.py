@@ -12,11 +12,11 @@ import pytest
 from scipy.stats import norm
 
 from numpyro_sgmcmc import SGHMC, SGLD, Minibatch, Polynomial, WithoutReplacement, settings, summary
-from numpyro_sgmcmc.report.run_scores import FEW, Averages, RunNumbers, RunScores
+from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, RunScores, ScoreAverages
 from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.utils.significance import FALSE_ALARMS
 
-LAYOUT = Averages((("mu", 1), ("theta", 20)), frozenset(["theta"]))
+LAYOUT = ScoreAverages((("mu", 1), ("theta", 20)), frozenset(["theta"]))
 D = LAYOUT.coordinates
 
 
@@ -78,7 +78,7 @@ def test_a_fault_is_seen_with_its_size_and_its_place(fault):
 
 def test_a_mean_is_seen_through_strong_correlations():
     """With S from the warm-up, an error along the axis of least curvature."""
-    averages = Averages((("z", 2),))
+    averages = ScoreAverages((("z", 2),))
     root = jnp.array([[1.0, 0.0], [0.999, 0.0447]])
     x = random.normal(random.key(2), (1000, 4, 2))
     precision = jnp.linalg.inv(root @ root.T)
@@ -224,6 +224,6 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
 
 
 def test_the_state_is_a_small_multiple_of_the_coordinates():
-    averages = Averages((("z", 1000),))
+    averages = ScoreAverages((("z", 1000),))
     scores = RunScores.zeros(averages, 4, jnp.float32, learns=True)
     assert sum(leaf.size for leaf in jax.tree.leaves(scores)) < 20 * 1000
