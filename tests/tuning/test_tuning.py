@@ -237,22 +237,18 @@ def test_draws_of_the_right_law_stretch_nothing(draws, repeated):
     assert (factors == 1).all(), np.sort(factors)
 
 
-def test_a_funnel_is_told():
+@pytest.mark.parametrize("data", range(2))
+def test_a_funnel_is_told(data):
     """
-    In two of three runs at least. One run can miss it by chance: of 48 runs (12 data sets) 47 were told. The scores,
-    7 on average with a standard deviation of 1, have a limit of 4.1. As the model is written: the centring that the
-    warm-up would choose is right in four steps a draw.
+    As the model is written; the centring that the warm-up would choose is right in four steps a draw. The scores of the
+    warm-up are near their limit, those of the draws far beyond it.
     """
-    told = []
-    for data in range(3):
-        y = np.random.default_rng(data).normal(size=50).astype(np.float32)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            mcmc = tuned(SGHMC(funnel, batch_size=10, centering=False), y, num_warmup=1600)
-        told.append(settings(mcmc)["verdict"] == "doubtful")
-        if told[-1]:
-            assert any("doubtful" in str(w.message) or "temperature" in str(w.message) for w in caught)
-    assert sum(told) >= 2
+    y = np.random.default_rng(data).normal(size=50).astype(np.float32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mcmc = tuned(SGHMC(funnel, batch_size=10, centering=False), y, num_warmup=1600)
+    assert settings(mcmc)["verdict"] in ("doubtful", "wrong")
+    assert any(str(w.message).startswith("the draws are") for w in caught)
 
 
 def test_the_search_is_not_drawn_into_the_pit_of_a_hierarchy():
