@@ -19,6 +19,7 @@ import numpy as np
 from numpyro_sgmcmc.model.structure import Site
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.coordinates import unraveler
+from numpyro_sgmcmc.utils import noise
 
 FROM = 100  # coordinates; with fewer, a full matrix is cheap
 FEWEST, LARGEST = 20, 8  # groups, and coordinates of a group
@@ -156,8 +157,9 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     groups, b = layout.families[0]
     unravel = unraveler(potential.prototype)
     d = sum(math.prod(part.shape) for part in layout.parts)
-    z, rows = CLOSE * random.normal(key_z, (d,)), _spread_rows(potential.plates)
-    along = random.normal(key_along, (b,))
+    dtype = jnp.result_type(float)
+    z, along = CLOSE * noise.normal(key_z, (d,), dtype), noise.normal(key_along, (b,), dtype)
+    rows = _spread_rows(potential.plates)
     gradient = jax.grad(lambda z: potential.estimate(unravel(z), rows, key_model))
 
     def seen(key):
