@@ -133,6 +133,7 @@ def test_draws_of_a_run_count_by_their_weight(schedule):
     np.testing.assert_allclose(found.mean["obs"], np.full(models.N, average), rtol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", [SGHMC(models.logistic, step_size=1e-2, batch_size=models.B), NUTS(models.logistic)])
 def test_chains_of_a_run_of_any_kernel(kernel):
     options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}

@@ -172,7 +172,7 @@ THERMOSTATS = [(SGNHT, "ADBOBDA"), (SGNHT, "ssi"), (MSGNHT, "ADBOBDA"), (MSGNHT,
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("kernel_class, word", THERMOSTATS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_thermostats_leave_the_posterior(kernel_class, word):
     # h = 0.05: the bias of a word of order 2 is below a tenth of the standard error
     kernel = kernel_class(gaussian(), step_size=0.05, diffusion=1.0, integrator=word, steps_per_sample=10)

@@ -91,7 +91,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_the_rows_of_the_table(row):
     kernel, options, recipe = ROWS[row]
     common = {"step_size": 0.02, "batch_size": models.B, "rows": Reshuffled(), "steps_per_sample": 2}

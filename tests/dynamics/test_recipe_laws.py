@@ -196,7 +196,7 @@ OF_MOMENTUM = {
 
 @pytest.mark.parametrize("word", ["euler", "E", "AP"])
 @pytest.mark.parametrize("name", OF_MOMENTUM)
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 def test_recipes_with_a_momentum(name, word):
     nodes, weights = quadrature(energy, 2, points=31)
     assert residual(OF_MOMENTUM[name], word, with_momentum(2), nodes, weights) < ZERO
@@ -237,7 +237,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_a_wrong_index_is_seen(wrong, monkeypatch):
     """With J[i, j, k] = dA_ij / dx_k: the right one is the sum of J[i, j, j], and no other leaves the law."""
     right = lambda J: jnp.einsum("ijj->i", J)  # noqa: E731

@@ -87,6 +87,7 @@ def test_a_step_does_the_work_of_one_written_by_hand():
     assert traffic < 1.1 * traffic_by_hand
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel_class", [SGLD, SGHMC, MSGNHT])
 def test_what_a_run_tells_of_itself_costs_less_than_a_hundredth_of_a_step(kernel_class):
     """A transition of one step with what is collected of it, and without temperature, energy and monitor."""
@@ -115,6 +116,7 @@ def test_every_sampler_evaluates_one_gradient_a_step(kernel_class, word):
     assert extra < 0.5 * 4 * B * D
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gradient, gradients", [(CENTER, 2), (SAGA("linear"), 1), (SAGA("batch"), 1)], ids=str)
 def test_gradients_of_a_batch_that_a_step_evaluates(gradient, gradients, monkeypatch):
     """In units of a step with plain minibatches, which evaluates one."""

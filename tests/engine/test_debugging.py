@@ -46,7 +46,7 @@ def test_disable_jit(name):
 
 
 @kernels
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_debug_nans(name):
     kernel = make(name)
     expected = moved(kernel)

@@ -62,6 +62,7 @@ class Spy(Minibatch):
         return super().evaluate(potential, z, rows, gradient_state, rng_key)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel_class", [SGLD, SGHMC, MSGNHT])
 def test_no_key_is_used_twice(kernel_class, used):
     """From the start, with the descent and the probes of a thermostat, through two transitions of two steps."""

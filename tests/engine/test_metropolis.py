@@ -119,6 +119,7 @@ def test_a_rejected_step_reverses_the_chain(monkeypatch):
     assert not mcmc.get_extra_fields(group_by_chain=False)["diverging"].any()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "kernel, args",
     [

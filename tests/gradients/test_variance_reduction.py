@@ -124,7 +124,7 @@ def test_the_stationary_variance_is_that_of_the_full_gradient(gradient):
     ],
     ids=["SGLD", "preconditioned", "SGHMC", "SGNHT", "MSGNHT"],
 )
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_gradient_noise_and_what_it_predicts(kernel, expected):
     """The variance of the mean of 100 of 1000 rows, times N^2, from 2000 minibatches: 5 % is 1.6 standard errors."""
     kernel = kernel(step_size=1e-3, batch_size=100, rows=WithoutReplacement())

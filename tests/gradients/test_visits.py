@@ -197,6 +197,7 @@ def test_other_refusals():
         check_visits(spread, 1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "other, data, message",
     [

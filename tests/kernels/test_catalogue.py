@@ -23,7 +23,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 def test_through_mcmc(cell, monkeypatch):
     """
     A run of 3 + 3 transitions, and the same in two halves from its first state: one trace of `sample` in all, the
@@ -60,7 +60,7 @@ def test_through_mcmc(cell, monkeypatch):
     assert aval == jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), last)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 def test_many_chains_and_pickles(cell):
     """
     A transition of several chains maps a state to its like, with the chains first in every leaf, and a kernel from a

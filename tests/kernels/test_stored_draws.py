@@ -11,7 +11,7 @@ STORED = dict(np.load(FILE))
 FUSED_OTHERWISE = "PSGLD", "constrained", "measured"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("cell", CATALOGUE, ids=str)
 def test_draws_are_as_before(cell):
     key = f"{jax.__version__} {cell}"

@@ -89,7 +89,7 @@ def test_without_the_number_of_the_step_there_are_no_weights():
             function(mcmc)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("field", ["i", "cold.i"])
 def test_diagnostics_leave_the_exploration_out(field):
     kernel = SGHMC(models.gaussian, step_size=Cyclical(1e-2, 20, exploration=0.5), batch_size=6, steps_per_sample=2)
