@@ -251,7 +251,7 @@ def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Ar
     return ((i % jnp.uint32(period) + behind) % jnp.uint32(period)).astype(jnp.int32)
 
 
-def as_schedule(step_size: float | Schedule) -> Schedule:
+def as_schedule(step_size: float | Schedule | None) -> Schedule:
     """
     Converts a float to :class:`Constant`; returns a callable unchanged.
 

@@ -1,6 +1,6 @@
 """
-Checks of a kernel's arguments against the model: parts, settings, a start or a state that does not fit it. Each error
-names the argument and a remedy. The checks at the end only warn.
+Checks of a kernel and of a start against the model, before a run: parts, settings, a start or a state that does not fit
+it. Each error names the argument and a remedy. The checks at the end only warn.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,46 +14,50 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_value
 
+from numpyro_sgmcmc.checks.costs import warn_of_costs
 from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import independent_rows, is_contiguous
 from numpyro_sgmcmc.tuning.coordinates import blocks_of
-from numpyro_sgmcmc.types import Dynamics, GradientEstimator, RowScheme, Sites
+from numpyro_sgmcmc.tuning.warm_up import Settings
+from numpyro_sgmcmc.types import Adaptive, Dynamics, GradientEstimator, RowScheme, Sites
 from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
-from numpyro_sgmcmc.utils.validation import check_like_z, check_sites
+from numpyro_sgmcmc.utils.validation import check_like_z, check_sites, is_key
 
 MOST_COORDINATES = 100_000  # the limit for choosing a step size: the moments of the warm-up take about 100 numbers each
 FEW_MOVES = 0.01  # a smaller share of accepted local moves cannot be chance, or a row that is unlike the others
 PROPOSALS = 300  # at least as many decide about it
 
 
-def checked_found(dense_mass: Any, settings: Any, tuned: bool) -> tuple[Any, Any]:
+def check_before_start(
+    kernel: str, chain: Any, potential: ModelPotential, rng_key: jax.Array, num_warmup: int, init_params: Any
+) -> None:
     """
-    ``dense_mass``, and coordinates and curvature of ``settings`` or None.
+    :param kernel: its name.
+    :param chain: its chain for this potential.
+    :raises ValueError: for parts or a start that do not fit the model, or a warm-up that is missing.
+    """
+    adapts = isinstance(chain.dynamics, Adaptive)
+    if adapts and num_warmup < 1:
+        raise ValueError(
+            f"num_warmup={num_warmup}: {kernel} estimates its preconditioner in the first half of the warm-up. Give "
+            "MCMC a num_warmup."
+        )
+    batched = not is_key(rng_key)
+    check_fits(chain.dynamics, chain.gradient, potential, len(rng_key) if batched else 1)
+    if GIBBS_SITES_KWARG not in potential.kwargs:
+        check_init_params(init_params, potential, batched)
+        check_init_strategy(chain.init_strategy, potential)
 
-    :param bool tuned: whether the warm-up chooses the step size.
-    :raises ValueError: if either is given with a step size; if ``dense_mass`` is neither a bool nor tuples of names.
-    :raises TypeError: if ``settings`` is not a result of :func:`~numpyro_sgmcmc.settings`.
-    """
-    if not tuned and (dense_mass is not True or settings is not None):
-        name = "settings" if settings is not None else "dense_mass"
-        raise ValueError(f"{name}= is used only if the warm-up chooses the step size. Leave {name}= or step_size= out.")
-    if not isinstance(dense_mass, bool):
-        tuples = isinstance(dense_mass, (list, tuple)) and all(isinstance(block, (tuple, list)) for block in dense_mass)
-        if not tuples or not all(isinstance(name, str) for block in dense_mass for name in block):
-            raise ValueError(
-                f"dense_mass={dense_mass!r} must be True, False or a list of tuples of sites, for example [('a', 'b')]."
-            )
-        dense_mass = tuple(map(tuple, dense_mass))
-    if settings is None:
-        return dense_mass, None
-    if not isinstance(settings, Mapping) or not {"coordinates", "curvature"} <= set(settings):
-        raise TypeError("settings= must be the result of numpyro_sgmcmc.settings(mcmc) for another run.")
-    known = settings["coordinates"], settings["curvature"]
-    if np.ndim(known[1]) == 1:  # each chain has found its own
-        known = jax.tree.map(lambda part: part[0], known)
-    return dense_mass, known
+
+def warn_before_run(potential: ModelPotential, rows: RowScheme) -> None:
+    """All warnings of the model and its rows that need no values."""
+    warn_of_sites(potential.structure)
+    warn_of_costs(potential)
+    warn_of_scales(potential)
+    warn_of_scattered_rows(potential, rows)
 
 
 def check_not_mapped(rng_key: Any) -> None:
@@ -67,17 +71,18 @@ def check_not_mapped(rng_key: Any) -> None:
         )
 
 
-def check_found_fits(known: Any, dense_mass: Any, prototype: Mapping[str, Any]) -> None:
+def check_settings_fit(known: Settings | None, dense_mass: Any, prototype: Mapping[str, Any]) -> None:
     """
-    :param known: coordinates and curvature of another run, or None.
+    :param known: settings of another run, or None.
     :raises ValueError: for settings of another model, blocks of sites that it does not have, or too many coordinates.
     """
     blocks_of(prototype, dense_mass)  # checks the names
     d = sum(site.size for site in prototype.values())
-    if known is not None and known[0].center.size != d:
+    theirs = d if known is None else known.coordinates.center.size
+    if theirs != d:
         raise ValueError(
-            f"settings= belong to a model with {known[0].center.size} unconstrained coordinates; this one has {d}. Use "
-            "settings of the same model, or leave settings= out."
+            f"settings= belong to a model with {theirs} unconstrained coordinates; this one has {d}. Use settings of "
+            "the same model, or leave settings= out."
         )
     if d > MOST_COORDINATES:
         raise ValueError(
@@ -145,7 +150,7 @@ def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], bat
     :raises ValueError: for a state of another model, or of chains that were not vectorized and now are.
     """
     found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
-    if batched and jnp.ndim(getattr(state.tuning, "step_size", 0.0)) == 1:
+    if batched and np.ndim(state.settings.step_size) == 1:
         raise ValueError(
             "each of these chains has chosen its own settings, but chains under chain_method='vectorized' share them. "
             "Resume with the chain_method of the run."

@@ -26,6 +26,12 @@ from numpyro_sgmcmc.utils.compat import stack_level
 CHUNK = 2**22  # numbers that are looked at together
 
 
+def check_data(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
+    """All checks of the values of the data that need no start."""
+    for check in (check_integers, check_codes, warn_of_values):
+        check(potential, model_args, model_kwargs)
+
+
 def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
     """
     :raises ValueError: if an argument that the model indexes or observes has integers of 64 bits that JAX, without

@@ -28,9 +28,10 @@ def with_changes(run: Run, *, step: float = 1.0, longer: int = 1, batch: int = 1
     kernel, plates = run.kernel, run.potential.plates
     # a schedule stops at its last step size: that of a tuned kernel is part of the states, see below
     h = last_step(run)
-    changes: dict[str, Any] = {"chain": replace(kernel.chain, schedule=Constant(1.0 if run.tuning else h * step))}
-    if kernel.steps_per_sample is not None:
-        changes["steps_per_sample"] = kernel.steps_per_sample * longer
+    chain = replace(kernel.chain, schedule=Constant(1.0 if run.warm_up else h * step))
+    if chain.steps_per_sample is not None:
+        chain = replace(chain, steps_per_sample=chain.steps_per_sample * longer)
+    changes: dict[str, Any] = {"chain": chain}
     if plates:
         changes["batch_size"] = {name: plate.batch_size * batch for name, plate in plates.items()}
     less = 1.0
@@ -41,13 +42,15 @@ def with_changes(run: Run, *, step: float = 1.0, longer: int = 1, batch: int = 1
 
     def changed(state):
         state = state._replace(noise_variance=jax.tree.map(lambda s2: less * s2, state.noise_variance))
-        if run.tuning is None:
+        if run.warm_up is None:
             return state
-        tuning = state.tuning
-        tuning = tuning._replace(
-            step_size=state.step_size * step, num_steps=tuning.num_steps * longer, variance=tuning.variance * less
+        settings = replace(
+            state.settings,
+            step_size=state.step_size * step,
+            steps_per_sample=state.settings.steps_per_sample * longer,
+            noise_variance=state.settings.noise_variance * less,
         )
-        return state._replace(tuning=tuning)
+        return state._replace(settings=settings)
 
     return kernel.replace(**changes), [changed(state) for state in run.states]
 
@@ -96,7 +99,7 @@ def continue_chains(
 
     draw = kernel.compiled(draws, run.args, run.kwargs)
     states = [state._replace(rng_key=key) for state, key in zip(states, keys)]
-    if run.tuning is not None or len(states) == 1:
+    if run.warm_up is not None or len(states) == 1:
         return np.stack([np.asarray(draw(state), float) for state in states])
-    together = jax.tree.map(lambda *x: jnp.stack(x), *states)._replace(centering=states[0].centering)
+    together = jax.tree.map(lambda *x: jnp.stack(x), *states)._replace(settings=states[0].settings)
     return np.asarray(draw(together), float).swapaxes(0, 1)

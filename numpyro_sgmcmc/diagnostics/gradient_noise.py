@@ -90,10 +90,10 @@ def gradient_noise(
         raise ValueError(f"num_batches={num_batches}: a variance needs at least 2.")
 
     def probe(usual, state):
-        potential, chain = usual.centred(state.centering), kernel.chain_for(usual)
+        potential, chain = usual.centred(state.settings.centering), kernel.chain_for(usual)
         z = usual.in_variables_of(potential, state.z)
         key_probes = stream(state.rng_key, PROBE)
-        coordinates = state.tuning.coordinates
+        coordinates = state.settings.coordinates
 
         def gradient_fn(k):
             key = random.fold_in(key_probes, k)
@@ -114,7 +114,7 @@ def gradient_noise(
         return jax.vmap(lambda state: probe(potential, state))(state) if state.i.ndim else probe(potential, state)
 
     measure = kernel.compiled(probes, model_args, model_kwargs)
-    if isinstance(state.tuning.coordinates, Identity) or not jnp.ndim(state.i):
+    if isinstance(state.settings.coordinates, Identity) or not jnp.ndim(state.i):
         return measure(state)
     # chains share fields of the state
     return jax.tree.map(lambda *chains: jnp.stack(chains), *map(measure, states_of(kernel, state)))

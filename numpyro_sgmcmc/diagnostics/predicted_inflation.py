@@ -119,7 +119,7 @@ def predicted(run: Run, draws: Draws, gradients: np.ndarray, pairs: np.ndarray) 
         return None
     if np.isnan(raveled(dynamics.inflation(phase, jnp.asarray(h), jax.tree.map(jnp.ones_like, phase.z)))).any():
         return None
-    coordinates = one.tuning.coordinates
+    coordinates = one.settings.coordinates
     L = _scale(coordinates, dynamics, one.z)
     dense = L.ndim == 2
     wide = None if dense or isinstance(coordinates, Identity) else coordinates

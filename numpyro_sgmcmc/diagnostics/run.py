@@ -21,14 +21,13 @@ from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, posterior_draws, thinned
 from numpyro_sgmcmc.engine.settings import check_mcmc
-from numpyro_sgmcmc.engine.state import PROBE, Marks, SGMCMCState, stream
-from numpyro_sgmcmc.engine.tuned import axes_of_chains
+from numpyro_sgmcmc.engine.state import PROBE, Marks, SGMCMCState, axes_of_chains, stream
 from numpyro_sgmcmc.local.models import keeps_values
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.tuning.coordinates import Identity, raveled
-from numpyro_sgmcmc.tuning.tuning import Tuning
+from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.warm_up import WarmUp
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 
 
@@ -182,9 +181,9 @@ class Run:
         return np.asarray(self.state.i, float) + 2.0**32 * wraps
 
     @property
-    def tuning(self) -> Tuning | None:
-        """The settings that the warm-up has found; None if the step size was given."""
-        return self.state.tuning if isinstance(self.state.tuning, Tuning) else None
+    def warm_up(self) -> WarmUp | None:
+        """The search of the warm-up for settings; None if the step size was given."""
+        return self.state.warm_up or None
 
     @property
     def monitor(self) -> Monitor:
@@ -259,15 +258,13 @@ def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:
     if jnp.ndim(state.i) == 0:
         return [state._replace(scores=())]
     state = state._replace(scores=())  # chains that go on are not those of the run
-    axes: Any = dict.fromkeys(SGMCMCState._fields, 0)
-    if any(np.ndim(share) < np.ndim(state.z[name]) for name, share in dict(state.centering).items()):
-        axes["centering"] = None  # one for all chains
-    axes = tuple(axes.values())
-    if not isinstance(state.tuning.coordinates, Identity) and jnp.ndim(state.tuning.step_size) == 0:
-        axes = axes_of_chains(kernel.chain)
+    axes, settings = axes_of_chains(kernel.chain), state.settings
+    own_centering = any(np.ndim(share) == np.ndim(state.z[name]) for name, share in dict(settings.centering).items())
+    if own_centering or np.ndim(settings.step_size) == 1:  # each chain has its own
+        axes = (0,) * len(axes)
     chains = len(np.asarray(state.i))
 
-    def take(k, x, axis):
+    def take(k: int, x: Any, axis: Any) -> Any:
         return x if axis is None else jax.tree.map(lambda leaf: leaf[k], x)
 
     return [SGMCMCState(*(take(k, x, axis) for x, axis in zip(state, axes))) for k in range(chains)]

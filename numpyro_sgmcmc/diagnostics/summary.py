@@ -113,7 +113,7 @@ def summary(
 
 
 def _kept(run: Run, draws: Draws) -> Kept:
-    limit = np.inf if run.tuning is None else run.tuning.score_limit
+    limit = np.inf if run.warm_up is None else run.warm_up.score_limit
     with np.errstate(invalid="ignore"):
         return Kept(run.monitor, run.state.averages, limit, r_hat(draws.z), draws.z, draws.names)
 

@@ -164,7 +164,7 @@ def _settings(run: Run) -> dict[str, Any]:
     }
     if hasattr(run.sampler, "temperatures"):
         found["temperatures"] = list(run.sampler.temperatures)
-    if run.tuning is not None:
+    if run.warm_up is not None:
         tuned = settings(mcmc)
         for name in ("steps_per_sample", "gradient_noise", "predicted_inflation", "passes", "scores"):
             found[name] = jax.tree.map(lambda x: np.asarray(x).tolist(), tuned[name])

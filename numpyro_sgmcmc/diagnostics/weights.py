@@ -18,7 +18,6 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws, explored
-from numpyro_sgmcmc.tuning.tuning import Tuning
 from numpyro_sgmcmc.utils.validation import check_key, checked_count
 
 QUANTILES = {"5%": 0.05, "50%": 0.5, "95%": 0.95}
@@ -66,9 +65,9 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
         raise ValueError("the run has no field 'step_size': weights(mcmc) needs a kernel of numpyro_sgmcmc.")
     h = np.asarray(fields["step_size"], float)
     h = h.reshape(mcmc.num_chains, -1)
-    tuning = getattr(mcmc.last_state, "tuning", None)
-    if isinstance(tuning, Tuning):  # chains may have chosen different step sizes; only a schedule makes draws unequal
-        h = h / np.asarray(tuning.step_size, float).reshape(-1, 1)
+    chosen = getattr(getattr(mcmc.last_state, "settings", None), "step_size", None)
+    if chosen is not None:  # chains may have chosen different step sizes; only a schedule makes draws unequal
+        h = h / np.asarray(chosen, float).reshape(-1, 1)
     h = np.where(explored(mcmc), 0.0, h)
     if not h.any():
         raise ValueError("all draws are from steps of size 0. Use a schedule that stays positive.")

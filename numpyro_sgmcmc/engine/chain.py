@@ -1,5 +1,5 @@
 """
-One chain: how it starts and how it steps. Pure functions of potential and state; the kernel maps them over chains.
+One chain whose step size is given. Pure functions of potential and state; the kernel maps them over chains.
 
 A step that ends in non-finite values, or outside the support, is refused: the chain goes back to the last position
 with a finite energy and reverses its momentum,
@@ -10,35 +10,26 @@ For symmetric words this is the rejection of generalised HMC (Horowitz 1991): it
 the support, invariant up to the error of the steps. A second refusal in a row also halves the momentum, so that no
 chain is trapped between two boundaries.
 
-If the warm-up has chosen the step size, a step is also refused after which the kinetic energy is larger than chance
-allows: the mass is 1 then, so :math:`|p|^2` is chi-squared with d degrees of freedom, and
-
-.. math:: |p|^2 \\le 3 d + 50.
-
-So :math:`\\exp(-H)` is restricted to momenta that it has with a probability of 1 - 1e-12. Without a momentum the same
-bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
-An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values.
+A chain whose settings the warm-up chooses (:mod:`~numpyro_sgmcmc.engine.tuned`) refuses more steps.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.engine.metropolis import is_reversible, passes, work
+from numpyro_sgmcmc.engine.metropolis import passes, work
 from numpyro_sgmcmc.engine.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.report.monitor import squared_step
-from numpyro_sgmcmc.rows.schemes import is_contiguous, next_rows, row_weights
-from numpyro_sgmcmc.schedules import Constant, schedule_index
-from numpyro_sgmcmc.tuning.coordinates import in_x, raveled, sites_at
-from numpyro_sgmcmc.tuning.start import best_of_several, descend, gradient_variance
-from numpyro_sgmcmc.tuning.tuning import Tuning
+from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
+from numpyro_sgmcmc.schedules import schedule_index
+from numpyro_sgmcmc.tuning.coordinates import in_x, sites_at
+from numpyro_sgmcmc.tuning.start import gradient_variance
 from numpyro_sgmcmc.types import (
     Adaptive,
-    BySteps,
     Dynamics,
     Evaluation,
     GradientEstimator,
@@ -53,16 +44,13 @@ from numpyro_sgmcmc.types import (
 )
 from numpyro_sgmcmc.utils import noise, trees
 
-PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
-
 
 @dataclass(frozen=True)
 class Chain:
     """
-    The parts of a chain.
-
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: the dynamics chooses the start.
-    :param bool tuned: whether coordinates and step size are those of ``state.tuning``.
+    :param steps_per_sample: integrator steps per transition. None: the number that the warm-up chooses.
+    :param centering: the given centring by site, False: all as written, or None.
     :param bool checked: whether the draws are checked, see :mod:`~numpyro_sgmcmc.engine.run_check`.
     """
 
@@ -72,91 +60,44 @@ class Chain:
     rows: RowScheme
     schedule: Schedule
     init_strategy: Any = None
-    tuned: bool = False
+    steps_per_sample: int | None = 1
+    centering: Any = None
     checked: bool = False
+
+    tuned: ClassVar[bool] = False  # whether the warm-up chooses the settings
+    batch_size: ClassVar[Any] = None  # the one that is used if none is given
 
     # -- the start ----------------------------------------------------------------------------------------------
 
-    def init(
-        self,
-        potential: ModelPotential,
-        rng_key: jax.Array,
-        init_params: Sites | None,
-        num_warmup: int = 0,
-        fingerprint: int = 0,
-        descents: int = 0,
-        centering: Any = (),
-    ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
-        """
-        :param init_params: unconstrained values for some sites; the others start by ``init_strategy``.
-        :param int num_warmup: integrator steps of the warm-up.
-        :param int fingerprint: fingerprint of the data, 0 if it is not known.
-        :param int descents: number of descents whose best end is the start.
-        :param centering: the given centring of each element by site, or ``()``.
-        :return: the initial state, and the energy of each site there.
-        """
-        rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
-        rows, rows_state = next_rows(self.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
-        z = self.start(potential, key_z, rows, init_params, descents)
-        balance = isinstance(self.dynamics, Thermostatted) and init_params is None and self.init_strategy is None
-        balance = balance and not self.tuned
-        if balance:
-            z = descend(potential, z, *random.split(key_descent), contiguous=is_contiguous(self.rows))
-        key_energy, key_start, key_first = random.split(key_gradient, 3)
-        energies = potential.by_site(z, rows, key_energy)
-        energy = sum(energies.values(), start=jnp.zeros(()))
-        users_z, usual, potential = z, potential, potential.centred(centering)
-        z = usual.in_variables_of(potential, z)
-        gradient_state = self.gradient.start(potential, z, key_start)
-        variance = first = ()
-        if self.tuned:  # the first transition sets the coordinates, and all that depends on them
-            x = variance = first = jnp.zeros_like(raveled(z))
-            phase, h = self.dynamics.init(x, x), jnp.zeros((), x.dtype)
-        else:
-            x = z if centering else ()
-            phase = self.dynamics.init(z, noise.normal_like(key_momentum, z))
-            h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
-            if balance or self.integrator.needs_variance:
-                variance = self._white_noise(potential, z, gradient_state, key_probes)
-            if balance:
-                assert isinstance(self.dynamics, Thermostatted)
-                phase = self.dynamics.at_equilibrium(phase, h, variance)
-            if self.integrator.carries_gradient:
-                first = self.evaluate(potential, z, rows, gradient_state, key_first).gradient
-        state = SGMCMCState(
-            i=jnp.zeros((), jnp.uint32),
-            z=users_z,
-            x=x,
-            momentum=phase.momentum,
-            thermostat=phase.thermostat,
-            auxiliary=phase.auxiliary,
-            noise_variance=variance if self.integrator.needs_variance else (),
-            last_finite=phase.z if self.integrator.evaluates_start else (),
-            gradient=first if self.integrator.carries_gradient else (),
-            gradient_state=gradient_state,
-            rows_state=rows_state,
-            step_size=h,
-            potential_estimate=energy,
-            temperature=self.dynamics.temperature(phase),
-            diverging=jnp.zeros((), bool),
-            # a zero that is mapped like the chains, so that NumPyro's buffers fit from the start
-            refused=0 * jnp.isnan(energy).astype(jnp.int32),
-            marks=Marks(0, jnp.uint32(num_warmup), fingerprint, 0).packed(),
-            rng_key=rng_key,
-        )
-        return state, energies
-
     def start(
-        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, descents: int = 0
+        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 1
     ) -> Sites:
-        """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
-        if self.tuned and self.init_strategy is None:
-            z = best_of_several(potential, rng_key, rows, descents, is_contiguous(self.rows))
-        else:
-            z = potential.initial(rng_key, rows, self.init_strategy)
-        if init_params is None:
-            return z
-        return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
+        """The position given by ``init_params`` and ``init_strategy``."""
+        z = potential.initial(rng_key, rows, self.init_strategy)
+        return z if init_params is None else with_given(z, init_params)
+
+    @property
+    def balances(self) -> bool:
+        """Whether the default start is in the bulk of the posterior, where the thermostats are at equilibrium."""
+        return isinstance(self.dynamics, Thermostatted) and self.init_strategy is None
+
+    def first(
+        self, potential: ModelPotential, z: Sites, rows: Rows, gradient_state: Any, balanced: bool, keys: tuple
+    ) -> tuple[Phase, jax.Array, Any]:
+        """Phase and step size at the start, and the gradient for words that carry it."""
+        key_momentum, key_probes, key_gradient = keys
+        phase, variance = self.dynamics.init(z, noise.normal_like(key_momentum, z)), ()
+        h = self.h(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32), z)
+        if balanced or self.integrator.needs_variance:
+            variance = self._white_noise(potential, z, gradient_state, key_probes)
+        if balanced:
+            assert isinstance(self.dynamics, Thermostatted)
+            phase = self.dynamics.at_equilibrium(phase, h, variance)
+        if self.integrator.needs_variance:
+            phase = phase._replace(noise_variance=variance)
+        if not self.integrator.carries_gradient:
+            return phase, h, ()
+        return phase, h, self.evaluate(potential, z, rows, gradient_state, key_gradient).gradient
 
     def _white_noise(self, potential: ModelPotential, z: Sites, gradient_state: Any, rng_key: jax.Array) -> Sites:
         """Variance of the gradient noise at ``z`` if that is white noise; 0 if it is not, or if there is none."""
@@ -197,18 +138,18 @@ class Chain:
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
         marks = Marks.of(state.marks)
         position = self.position(potential, state)
-        h = self.found_h(state.tuning) if self.tuned else self.h(state.i, marks.wraps, state.z)
+        h = self.step_size(state)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # differs from every key of a split
         gradient_state = self.gradient.begin_step(potential, position, state.gradient_state, state.i, key_begin)
 
         def gradient_fn(z: Sites) -> Evaluation:
             return self.evaluate(potential, z, rows, gradient_state, key_model, read)
 
-        old, at = state.phase, in_x(gradient_fn, state.tuning.coordinates, potential.prototype)
+        old, at = state.phase, in_x(gradient_fn, state.settings.coordinates, potential.prototype)
         if isinstance(self.dynamics, Adaptive):
             old = self.dynamics.adapt(old, state.i, marks.num_warmup)
         quiet = self._quiet(state.i, marks.wraps)
-        metropolis = self.tuned and is_reversible(self.integrator, potential)
+        metropolis = self.passes_a_test(potential)
         integrator: Any = self.integrator
         step = integrator.observed_step if metropolis else integrator.step
         new, gradient, evaluations, *around_noise = step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
@@ -216,7 +157,7 @@ class Chain:
         # outside a hard support the energy is infinite, but its gradient may be finite
         finite = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
         last_finite = trees.where(finite, old.z, state.last_finite) if self.integrator.evaluates_start else ()
-        accepted = finite & self._possible(old, new, h) if self.tuned else finite
+        accepted = self.accepted(finite, old, new, h)
         energy, new_energy = state.potential_estimate, last.energy.astype(state.potential_estimate.dtype)
         taken = accepted
         if metropolis:
@@ -238,17 +179,21 @@ class Chain:
             refused=jnp.where(accepted, self._still_refused(state), state.refused + 1),
         )
 
-    def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
-        """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""
-        temperature = self.dynamics.temperature(new)
-        if isinstance(temperature, BySteps):
-            temperature = squared_step(new.z, old.z, h, batched=False)
-        d = trees.size(new.z)
-        return jnp.asarray(True) if isinstance(temperature, tuple) else d * temperature <= PER_COORDINATE * d + BEYOND
+    def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
+        """
+        Whether a step is not refused.
+
+        :param finite: whether it has ended in finite values.
+        """
+        return finite
+
+    def passes_a_test(self, potential: ModelPotential) -> bool:
+        """Whether steps must pass the test of :mod:`~numpyro_sgmcmc.engine.metropolis`."""
+        return False
 
     def position(self, potential: ModelPotential, state: SGMCMCState) -> Sites:
         """z, in the variables of the potential."""
-        return sites_at(state.tuning.coordinates, state.phase.z, potential.prototype)
+        return sites_at(state.settings.coordinates, state.phase.z, potential.prototype)
 
     def _still_refused(self, state: SGMCMCState) -> jax.Array:
         """
@@ -267,7 +212,7 @@ class Chain:
         checked there, which needs no data, so that no draw lies outside the support. If it is not finite, the chain
         goes back by one step if that position is known, otherwise to the start of the transition.
         """
-        potential = usual.centred(state.centering)
+        potential = usual.centred(state.settings.centering)
         if not self.integrator.evaluates_end:
             inside = jnp.isfinite(potential.prior(self.position(potential, state), stream(before.rng_key, DRAW)))
             start = state if self.integrator.evaluates_start else before
@@ -312,7 +257,7 @@ class Chain:
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Recomputes what depends on the values that the potential is conditioned on."""
         key_state, key = random.split(random.fold_in(stream(state.rng_key, REFRESH), state.i))
-        centred = potential.centred(state.centering)
+        centred = potential.centred(state.settings.centering)
         state = state._replace(gradient_state=self.gradient.refresh(centred, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
@@ -320,19 +265,12 @@ class Chain:
 
     def with_first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> SGMCMCState:
         """The state with gradient and energy at its position, for a word that carries them from step to step."""
-        potential = potential.centred(state.centering)
+        potential = potential.centred(state.settings.centering)
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
-        evaluation = in_x(evaluate, state.tuning.coordinates, potential.prototype)(state.phase.z)
+        evaluation = in_x(evaluate, state.settings.coordinates, potential.prototype)(state.phase.z)
         energy = evaluation.energy.astype(state.potential_estimate.dtype)
         return state._replace(gradient=evaluation.gradient, potential_estimate=energy)
-
-    def found_h(self, tuning: Tuning) -> jax.Array:
-        """The h chosen by the warm-up, after it multiplied by a relative schedule; constant during a transition."""
-        if isinstance(self.schedule, Constant):
-            return tuning.step_size
-        after = jnp.maximum(tuning.transition - 1 - tuning.num_warmup, 0).astype(tuning.step_size.dtype)
-        return tuning.step_size * self.schedule(after * tuning.num_steps).astype(tuning.step_size.dtype)
 
     def _quiet(self, i: jax.Array, wraps: jax.Array) -> dict[str, jax.Array]:
         """Whether step i has no noise, for schedules with such steps."""
@@ -341,7 +279,58 @@ class Chain:
         schedule: Any = self.schedule
         return {"quiet": schedule.explores(schedule_index(schedule, i, wraps))}
 
+    def step_size(self, state: SGMCMCState) -> jax.Array:
+        """h of the next step."""
+        return self.h(state.i, Marks.of(state.marks).wraps, state.z)
+
     def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""
         h = self.schedule(schedule_index(self.schedule, i, wraps))
         return jnp.asarray(h, jnp.result_type(*jax.tree.leaves(z))).reshape(())
+
+    # -- the warm-up, which changes nothing if the step size is given ------------------------------------------------
+
+    def for_run(self, potential: ModelPotential, rng_key: jax.Array, on_potential: Callable) -> "Chain":
+        """
+        The chain with what the shape of its state depends on.
+
+        :param on_potential: a function of a potential -> that function, compiled on the model and its arguments.
+        :raises ValueError: for settings that do not fit the model, or chains that are mapped.
+        """
+        return self
+
+    def announced(self, potential: ModelPotential) -> str:
+        """What the warm-up does before the first draw; empty if nothing is searched for."""
+        return ""
+
+    def begin_warm_up(
+        self,
+        potential: ModelPotential,
+        state: SGMCMCState,
+        energies: dict[str, jax.Array],
+        num_warmup: int,
+        given: bool,
+    ) -> SGMCMCState:
+        """
+        The initial state of one chain or several, with that of the warm-up.
+
+        :param energies: the energy of each site, by chain.
+        :param int num_warmup: transitions of the warm-up.
+        :param bool given: whether the positions are given.
+        """
+        return state
+
+    def before(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
+        """The state before a transition, with the settings that the warm-up has found so far."""
+        return state
+
+    def is_sampling(self, state: SGMCMCState) -> jax.Array:
+        """Whether the warm-up has ended."""
+        marks = Marks.of(state.marks)
+        wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
+        return (wraps > 0) | (i > end)
+
+
+def with_given(z: Sites, init_params: Sites) -> Sites:
+    """The position ``z`` but for the given sites."""
+    return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}

@@ -3,8 +3,7 @@ The options that all kernels share. :class:`KernelOptions` declares them for typ
 :class:`~numpyro_sgmcmc.SGMCMC` has their defaults and explains them, and the signature of every kernel lists them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-import difflib
+from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from typing import Any, TypedDict
 
@@ -39,19 +38,3 @@ def listed_options(kernel: type, parent: type) -> Signature:
             if each.name not in names and (each.kind is Parameter.KEYWORD_ONLY or each.name in shared)
         ]
     return Signature(listed)
-
-
-def check_options(kernel: type, unknown: Iterable[str], step_size: Any, missing: str) -> None:
-    """
-    :param unknown: names of keyword arguments that no constructor of the kernel has.
-    :param missing: what to give for ``step_size``, if the warm-up cannot choose one; otherwise empty.
-    :raises TypeError: for an unknown argument; the message has the nearest names.
-    :raises ValueError: if a step size is needed and there is none.
-    """
-    for name in unknown:
-        known = [each for each in signature(kernel).parameters if each not in ("model", "unknown")]
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        advice = f"Did you mean {nearest[0]}=?" if nearest else f"It has {', '.join(known)}."
-        raise TypeError(f"{kernel.__name__} has no option {name}=. {advice}")
-    if missing and (step_size is None or getattr(step_size, "relative", False)):
-        raise ValueError(f"step_size= is missing{missing}")

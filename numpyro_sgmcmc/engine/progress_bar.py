@@ -40,7 +40,7 @@ class Bar:
         self._before, self._looked, self._text = None, None, text
 
     def __call__(self, state: Any) -> str:
-        found = getattr(getattr(state, "tuning", ()), "num_steps", ())
+        found = getattr(getattr(state, "settings", None), "steps_per_sample", None)
         before, self._before = self._before, (state.i, state.marks, state.refused, found)
         if before is None or (self._looked is not None and time.monotonic() - self._looked[0] < READABLE):
             return self._text
@@ -48,15 +48,14 @@ class Bar:
             self._look(*before)
         return self._text
 
-    def _look(self, i: jax.Array, marks: jax.Array, refused: jax.Array, num_steps: Any) -> None:
+    def _look(self, i: jax.Array, marks: jax.Array, refused: jax.Array, chosen: Any) -> None:
         wraps = np.asarray(marks).reshape(-1, marks.shape[-1])[0, 0]
         now, steps = time.monotonic(), int(np.ravel(i)[0]) + 2**32 * int(wraps)
         last, self._looked = self._looked, (now, steps)
         stuck = np.atleast_1d(np.asarray(refused)) >= STUCK
         still = f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
-        each = 0 if isinstance(num_steps, tuple) else int(np.max(num_steps))
-        chosen = f"{each} steps per draw" if each else ""
-        self._text = ", ".join(filter(None, (self._pace(last, now, steps), chosen, still)))
+        each = "" if chosen is None else f"{np.max(chosen)} steps per draw"
+        self._text = ", ".join(filter(None, (self._pace(last, now, steps), each, still)))
 
     def _pace(self, last: tuple[float, int] | None, now: float, steps: int) -> str:
         if last is None or self._plate is None or steps < last[1]:  # fewer steps: another chain

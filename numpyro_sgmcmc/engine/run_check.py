@@ -22,8 +22,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.engine.chain import Chain
-from numpyro_sgmcmc.engine.state import CHECK, Marks, SGMCMCState, stream
-from numpyro_sgmcmc.engine.tuned import axes_of_chains
+from numpyro_sgmcmc.engine.state import CHECK, Marks, SGMCMCState, axes_of_chains, stream
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.run_scores import RunScores, ScoreAverages
@@ -79,7 +78,7 @@ class RunCheck:
         if not isinstance(scores, RunScores):
             return state
         period = ((FREE_STEPS if self._is_free else STEPS) + steps - 1) // steps
-        sampling, late = self._phase(state)
+        sampling = self.chain.is_sampling(state)
 
         def add(_, scores):
             # XLA moves what does not depend on the loop out of it, into every transition; the number of places does
@@ -88,17 +87,17 @@ class RunCheck:
             keys = jax.vmap(key_of)(before.rng_key if jnp.ndim(state.i) else before.rng_key[None])
             z, g = self._over(state, _position), self._over(state, partial(self._gradient, steps), keys)
             z, g = (jnp.where(always, x, 0) for x in (z, g))
-            if self.chain.tuned:
-                S = state.tuning.coordinates
-                z, v, diagonal = jax.vmap(S.times)(z), jax.vmap(S.times)(g), S.variances(jnp.ones_like(g[0]))
-            else:
-                v, diagonal = scores.times(g)
-            return scores.add(self.averages, z, v, diagonal)
+            L = state.settings.coordinates
+            z, v, diagonal = jax.vmap(L.times)(z), jax.vmap(L.times)(g), L.variances(jnp.ones_like(g[0]))
+            return scores.add(self.averages, z, *scores.times(v, diagonal))
 
         # loops of one iteration or none, because a conditional would copy the averages
         due = sampling & (scores.draws % period == 0)
         scores = lax.fori_loop(0, due.astype(jnp.int32), add, scores)
         if not self.chain.tuned:
+            marks = Marks.of(state.marks)
+            i, end = (jnp.ravel(x)[0] for x in (state.i, marks.num_warmup))
+            late = ~sampling & (i > end // 2)
             learn = lambda _, scores: scores.learn(self._over(state, _position))  # noqa: E731
             scores = lax.fori_loop(0, late.astype(jnp.int32), learn, scores)
         return state._replace(scores=scores._replace(draws=scores.draws + sampling))
@@ -107,15 +106,6 @@ class RunCheck:
     def _is_free(self) -> bool:
         """Whether the gradient at the draw has been evaluated for the next step, on rows that it does not depend on."""
         return self.chain.integrator.carries_gradient and getattr(self.chain.rows, "independent", False)
-
-    def _phase(self, state: SGMCMCState) -> tuple[jax.Array, jax.Array]:
-        """Whether the warm-up has ended, and whether its second half has begun but not ended."""
-        if self.chain.tuned:
-            return state.tuning.transition > state.tuning.num_warmup, jnp.zeros((), bool)
-        marks = Marks.of(state.marks)
-        wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
-        sampling = (wraps > 0) | (i > end)
-        return sampling, ~sampling & (i > end // 2)
 
     def _over(self, state: SGMCMCState, fn: Callable[..., jax.Array], *rest: jax.Array) -> jax.Array:
         """``fn`` of each chain, with an axis of chains."""
@@ -140,7 +130,7 @@ class RunCheck:
             number = jnp.clip(steps // STEPS, 1, MOST)
             total = lax.fori_loop(0, number, lambda k, total: total + of_rows(k), jnp.zeros_like(raveled(z)))
             gradient = total / number
-        return state.tuning.coordinates.pull_back(gradient) if self.chain.tuned else gradient
+        return state.settings.coordinates.pull_back(gradient)
 
 
 def _position(state: SGMCMCState) -> jax.Array:

@@ -1,5 +1,6 @@
 """``settings``: the results of the warm-up of a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
-from numpyro_sgmcmc.tuning.tuning import Tuning
+from numpyro_sgmcmc.tuning.warm_up import Scores, Settings
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
 
@@ -22,7 +23,7 @@ def check_mcmc(mcmc: Any, caller: str) -> None:
         raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
 
 
-def settings(mcmc: MCMC) -> dict[str, Any]:
+def settings(mcmc: MCMC) -> Settings:
     r"""
     The settings that the warm-up of a run chose, and the result of its check.
 
@@ -48,7 +49,7 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
     differ.
 
     :param mcmc: an MCMC after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
-    :return: the settings. If each of several chains has found its own (``chain_method="sequential"`` or
+    :return: the settings, a mapping. If each of several chains has found its own (``chain_method="sequential"`` or
         ``"parallel"``), chains are along the first axis of each value.
     :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
     :raises ValueError: if there was no run yet, or the step size of the kernel was given.
@@ -84,36 +85,31 @@ def settings(mcmc: MCMC) -> dict[str, Any]:
         )
     if state is None:
         raise ValueError("settings(mcmc): there was no run yet; call mcmc.run(...) first.")
-    if not isinstance(state.tuning, Tuning):
+    if not state.warm_up:
         raise ValueError(
             "settings(mcmc) needs a kernel whose warm-up chose the step size, but step_size= was given. Leave it out."
         )
-    tuning = jax.device_get(state.tuning)
-    several = np.ndim(tuning.step_size) == 1
+    chosen = jax.device_get(state.settings)
+    several = np.ndim(chosen.step_size) == 1
 
     def value(x):
         return np.asarray(x) if several else np.asarray(x).item()
 
-    found = {
-        "step_size": value(tuning.step_size),
-        "steps_per_sample": value(tuning.num_steps),
-        "gradient": kernel.gradient,
-        "gradient_noise": value(tuning.variance.max(-1)),
-        "predicted_inflation": value(tuning.inflation),
-        "coordinates": tuning.coordinates,
-        "centering": jax.device_get(dict(state.centering)),
-        "curvature": value(tuning.curvature),
-        "passes": value(tuning.passes),
-        "scores": {name: value(score) for name, score in tuning.scores._asdict().items()},
-        "verdict": value(_verdicts(mcmc, state.averages, tuning)),
-    }
-    for name in ("friction", "diffusion"):
-        if hasattr(kernel, name):
-            found[name] = getattr(kernel, name)
-    return found
+    names = "step_size", "steps_per_sample", "predicted_inflation", "curvature", "passes"
+    return replace(
+        chosen,
+        **{name: value(chosen[name]) for name in names},
+        gradient=kernel.gradient,
+        gradient_noise=value(chosen.noise_variance.max(-1)),
+        centering=dict(chosen.centering),
+        scores={name: value(score) for name, score in chosen.scores._asdict().items()},
+        verdict=value(_verdicts(mcmc, state.averages, chosen.scores, state.warm_up.score_limit)),
+        friction=getattr(kernel, "friction", None),
+        diffusion=getattr(kernel, "diffusion", None),
+    )
 
 
-def _verdicts(mcmc: MCMC, averages: ScoreAverages, tuning: Tuning) -> np.ndarray:
+def _verdicts(mcmc: MCMC, averages: ScoreAverages, scores: Scores, limit: float) -> np.ndarray:
     """The verdict on a run, or on each of the chains that have found their own settings."""
     fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
     of_draws, run = "ok", None
@@ -122,10 +118,10 @@ def _verdicts(mcmc: MCMC, averages: ScoreAverages, tuning: Tuning) -> np.ndarray
         sites = {name for name, _ in averages.sites}
         latents = [x for name, x in samples.items() if name in sites and x.shape[1] >= FEWEST and x.size]
         mixing = np.concatenate([r_hat(x).ravel() for x in latents]) if latents else None
-        run = Kept(fields["monitor"], averages, tuning.score_limit, mixing)
+        run = Kept(fields["monitor"], averages, limit, mixing)
         of_draws = worst(*(line.verdict for name, line in run.failures.items() if name != "warm_up"))
-    checks = np.stack(tuning.scores, -1)
-    of_warm_up = [verdict_on_warm_up(scores, tuning.score_limit) for scores in checks.reshape(-1, checks.shape[-1])]
+    checks = np.stack(scores, -1)
+    of_warm_up = [verdict_on_warm_up(of_chain, limit) for of_chain in checks.reshape(-1, checks.shape[-1])]
     if run is not None and run.verdict.decides:  # the draws decide, not those of the warm-up
         of_warm_up = ["right"] * len(of_warm_up)
     if run is not None and run.verdict.is_blind:

@@ -7,7 +7,6 @@ from the arguments of each call. So nothing is stale in a trace that NumPyro reu
 
 from collections.abc import Callable, Mapping, Sequence
 import copy
-from dataclasses import replace
 from functools import partial
 import logging
 from typing import Any
@@ -18,39 +17,23 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_sgmcmc.checks.before_start import (
-    check_fits,
-    check_found_fits,
-    check_init_params,
-    check_init_strategy,
-    check_not_mapped,
-    check_resumed,
-    checked_found,
-    warn_of_local_moves,
-    warn_of_scales,
-    warn_of_scattered_rows,
-    warn_of_sites,
-)
-from numpyro_sgmcmc.checks.costs import warn_of_costs
-from numpyro_sgmcmc.checks.data_values import check_codes, check_finite, check_integers, warn_of_values
-from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
+from numpyro_sgmcmc.checks.at_construction import check_options
+from numpyro_sgmcmc.checks.before_start import check_before_start, check_resumed, warn_before_run, warn_of_local_moves
+from numpyro_sgmcmc.checks.data_values import check_data, check_finite
+from numpyro_sgmcmc.checks.single_rows import check_start, exchanged_energies
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.chains import Chains, chain_for
-from numpyro_sgmcmc.engine.options import check_options, listed_options
+from numpyro_sgmcmc.engine.options import listed_options
 from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.progress_bar import Bar
 from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
 from numpyro_sgmcmc.local.models import keeps_values, with_local
-from numpyro_sgmcmc.model.centering import checked_centering
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
-from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
 from numpyro_sgmcmc.types import (
-    Adaptive,
     Checked,
     Dynamics,
     GradientEstimator,
@@ -61,7 +44,7 @@ from numpyro_sgmcmc.types import (
     Sites,
 )
 from numpyro_sgmcmc.utils.compat import slow_threads
-from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_count, checked_model, is_key
+from numpyro_sgmcmc.utils.validation import checked_batch_size, checked_model, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -156,16 +139,17 @@ class SGMCMC(MCMCKernel):
         check_options(type(self), unknown, step_size, self.missing_step_size)
         self._users_model = checked_model(model)
         self._model = with_local(model, local)
-        kept = keeps_values(self._model)
-        chain = chain_of_parts(dynamics, integrator, gradient, rows, step_size, init_strategy, kept)
-        self._chain = replace(chain, checked=chain.tuned if check is None else bool(check))
-        self._dense_mass, self._known = checked_found(dense_mass, settings, self._chain.tuned)
-        self._centering = checked_centering(centering, settings, self._chain.gradient)
+        self._chain = chain_of_parts(
+            *(dynamics, integrator, gradient, rows, step_size),
+            init_strategy=init_strategy,
+            steps_per_sample=steps_per_sample,
+            dense_mass=dense_mass,
+            settings=settings,
+            centering=centering,
+            check=check,
+            keeps_values=keeps_values(self._model),
+        )
         self.batch_size = checked_batch_size(batch_size)
-        if steps_per_sample is None:
-            self.steps_per_sample = None if self._chain.tuned else 1
-        else:
-            self.steps_per_sample = checked_count("steps_per_sample", steps_per_sample)
         self._bar = Bar()
         self._frozen = True
 
@@ -200,7 +184,12 @@ class SGMCMC(MCMCKernel):
     @property
     def centering(self) -> Any:
         """The centring that is given by site, False, or None."""
-        return self._centering
+        return self._chain.centering
+
+    @property
+    def steps_per_sample(self) -> int | None:
+        """Integrator steps per draw; None: the number that the warm-up chooses."""
+        return self._chain.steps_per_sample
 
     @property
     def dynamics(self) -> Any:
@@ -265,75 +254,59 @@ class SGMCMC(MCMCKernel):
             ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
             whose density for a row depends on the other rows of its minibatch.
         """
-        rng_key = raw_key(rng_key)
-        batched = not is_key(rng_key)
-        if batched and rng_key.shape[0] == 1:
-            # num_chains=1 with a batch of one key: a single chain, without an axis of chains
-            rng_key, batched = rng_key[0], False
-        potential = self.potential(model_args, model_kwargs)
+        rng_key = _without_an_axis_of_one(raw_key(rng_key))
+        arguments = model_args, model_kwargs
+        potential = self.potential(*arguments)
         chain = self.chain_for(potential)
-        search = self.chains_for(potential).announced
-        self._bar.begin(potential.plates, search)
-        if search:
-            logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
-        if isinstance(chain.dynamics, Adaptive) and num_warmup < 1:
-            raise ValueError(
-                f"num_warmup={num_warmup}: {type(self).__name__} estimates its preconditioner in the first half of the "
-                "warm-up. Give MCMC a num_warmup."
-            )
-        if chain.tuned:
-            check_not_mapped(rng_key)
-            check_found_fits(self._known, self._dense_mass, potential.prototype)
-        check_fits(chain.dynamics, chain.gradient, potential, rng_key.shape[0] if batched else 1)
-        if GIBBS_SITES_KWARG not in potential.kwargs:
-            check_init_params(init_params, potential, batched)
-            check_init_strategy(chain.init_strategy, potential)
-        check_integers(potential, model_args, model_kwargs)
-        check_codes(potential, model_args, model_kwargs)
-        warn_of_values(potential, model_args, model_kwargs)
+        search = self._announced(chain, potential)
+        check_before_start(type(self).__name__, chain, potential, rng_key, num_warmup, init_params)
+        check_data(potential, *arguments)
         on_potential = partial(self.compiled, model_args=model_args, model_kwargs=model_kwargs)
-        mark = _fingerprint(model_args, model_kwargs)
-        mapped = isinstance(rng_key, Tracer)
-        layout = self._layout(potential, on_potential) if search else None
-
-        def start(potential, *of):
-            state, energies = self.chains_for(potential).start(
-                *of, num_warmup=num_warmup, fingerprint=mark, layout=layout
-            )
-            z, key = jax.tree.map(lambda x: x[0], (state.z, state.rng_key)) if batched else (state.z, state.rng_key)
-            return state, energies, z, key, {} if mapped else exchanged_energies(potential, z, stream(key, PROBE))
-
-        state, energies, z, key, exchanged = on_potential(start)(rng_key, init_params)
+        kernel = self.replace(chain=self._chain.for_run(potential, rng_key, on_potential))
+        mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
+        state, first = on_potential(partial(kernel._start, of=(num_warmup, mark), mapped=mapped))(rng_key, init_params)
         if search:
             logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
         if not mapped:
-            check_finite(on_potential, potential, z, stream(key, PROBE), model_args, model_kwargs)
-            check_energies(energies)
-            check_single_rows(exchanged)
-            first = jax.tree.map(lambda x: x[0], state.phase) if batched else state.phase
-            self._check_start(on_potential, first, jnp.ravel(state.step_size)[0])
-            warn_of_local_moves(on_potential, potential, self._model, z, stream(key, PROBE))
+            self._check_values(on_potential, potential, state, first, arguments)
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # in a map over chains the start has no values; another start, made here, has
             with jax.ensure_compile_time_eval():
-                energies, exchanged = on_potential(self._energies_of_a_start)(random.key(0))
-                check_energies(energies)
-                check_single_rows(exchanged)
-        warn_of_sites(potential.structure)
-        warn_of_costs(potential)
-        warn_of_scales(potential)
-        warn_of_scattered_rows(potential, chain.rows)
+                check_start(*on_potential(self._energies_of_a_start)(random.key(0)))
+        warn_before_run(potential, chain.rows)
         return state
 
-    def _layout(self, potential: ModelPotential, on_potential: Callable) -> Layout | None:
-        """The groups of a hierarchy, if the coordinates have their shape."""
-        if self._dense_mass is not True or potential.randomised or potential.draws_local_sites or potential.sources:
-            return None
+    def _announced(self, chain: Chain, potential: ModelPotential) -> str:
+        """Begins the progress bar, and says what the warm-up does before the first draw."""
+        search = chain.announced(potential)
+        self._bar.begin(potential.plates, search)
+        if search:
+            logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
+        return search
 
-        def coupled(layout: Layout) -> bool:
-            return bool(on_potential(partial(coupling, layout=layout))(random.key(0)) > COUPLED)
+    def _start(
+        self, potential: ModelPotential, rng_key: jax.Array, init_params: Sites | None, *, of: tuple, mapped: bool
+    ) -> tuple[SGMCMCState, Any]:
+        """
+        The initial state, and what the checks of the start need: position and a key of the first chain, and energies.
+        """
+        state, energies = self.chains_for(potential).start(rng_key, init_params, *of)
+        z, key = state.z, state.rng_key
+        if not is_key(rng_key):
+            z, key = jax.tree.map(lambda x: x[0], (z, key))
+        key = stream(key, PROBE)
+        return state, (z, key, energies, {} if mapped else exchanged_energies(potential, z, key))
 
-        return layout_of(potential, coupled)
+    def _check_values(
+        self, on_potential: Callable, potential: ModelPotential, state: SGMCMCState, first: Any, arguments: tuple
+    ) -> None:
+        """Checks that need the values at the start."""
+        z, key, *energies = first
+        check_finite(on_potential, potential, z, key, *arguments)
+        check_start(*energies)
+        phase = jax.tree.map(lambda x: x[0], state.phase) if jnp.ndim(state.i) else state.phase
+        self._check_start(on_potential, phase, jnp.ravel(state.step_size)[0])
+        warn_of_local_moves(on_potential, potential, self._model, z, key)
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``."""
@@ -380,7 +353,7 @@ class SGMCMC(MCMCKernel):
         return compiled(fn, self._model, model_args, model_kwargs, self._batch_size, transforms)
 
     def replace(self, **parts: Any) -> "SGMCMC":
-        """A copy with another ``chain``, ``batch_size``, ``steps_per_sample`` or ``sampled_model``."""
+        """A copy with another ``chain``, ``batch_size`` or ``sampled_model``."""
         kernel = copy.copy(self)
         names = {"chain": "_chain", "sampled_model": "_model"}
         for name, part in parts.items():
@@ -393,8 +366,7 @@ class SGMCMC(MCMCKernel):
 
     def chains_for(self, potential: ModelPotential) -> Chains:
         """The chains for a potential."""
-        chain = self.chain_for(potential)
-        return Chains(potential, chain, self.steps_per_sample, self._dense_mass, self._known, self._centering)
+        return Chains(potential, self.chain_for(potential))
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """
@@ -428,10 +400,15 @@ class SGMCMC(MCMCKernel):
 
     @property
     def _batch_size(self) -> Any:
-        return AUTOMATIC if self._chain.tuned and self.batch_size is None else self.batch_size
+        return self._chain.batch_size if self.batch_size is None else self.batch_size
 
 
 def _fingerprint(model_args, model_kwargs):
     """The fingerprint of the data alone: the values of the other Gibbs blocks change at every sweep."""
     data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
     return fingerprint(model_args, data)
+
+
+def _without_an_axis_of_one(rng_key: jax.Array) -> jax.Array:
+    """The key of a single chain for a batch of one key, as NumPyro gives for ``num_chains=1``."""
+    return rng_key[0] if not is_key(rng_key) and len(rng_key) == 1 else rng_key

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
 from numpyro_sgmcmc.report.report_hook import Collected
 from numpyro_sgmcmc.report.run_scores import RunNumbers, RunScores, ScoreAverages
-from numpyro_sgmcmc.tuning.tuning import Given
+from numpyro_sgmcmc.tuning.warm_up import Settings
 from numpyro_sgmcmc.types import BySteps, Phase
 
 # The streams derived from the key of a state. The key itself is not used otherwise.
@@ -85,11 +85,11 @@ class SGMCMCState(NamedTuple):
     - **refused** - steps refused in a row.
     - **marks** - see :class:`Marks`.
     - **rng_key** - key of the next transition.
-    - **centering** - the centring of each element by site, the same for all chains, or ``()``: then the position is
-      that of the partially centred variables (:mod:`~numpyro_sgmcmc.model.centering`), and ``z`` is still that of the
-      model.
-    - **tuning** - the settings, the same for all chains: those that the warm-up has found so far, see
-      :class:`~numpyro_sgmcmc.tuning.tuning.Tuning`, or :class:`~numpyro_sgmcmc.tuning.tuning.Given`.
+    - **settings** - those that the warm-up has found so far, the same for all chains, see
+      :class:`~numpyro_sgmcmc.tuning.warm_up.Settings`. With a centring the position is that of the partially centred
+      variables (:mod:`~numpyro_sgmcmc.model.centering`), and ``z`` is still that of the model.
+    - **warm_up** - the state of the search for settings, the same for all chains, see
+      :class:`~numpyro_sgmcmc.tuning.warm_up.WarmUp`; ``()`` if the step size is given.
     - **scores** - the averages that check the draws (:mod:`~numpyro_sgmcmc.report.run_scores`), the same for all
       chains, or ``()``.
     """
@@ -112,8 +112,8 @@ class SGMCMCState(NamedTuple):
     refused: jax.Array
     marks: jax.Array
     rng_key: jax.Array
-    tuning: Any = Given()
-    centering: Any = ()
+    settings: Settings = Settings()
+    warm_up: Any = ()
     scores: Any = ()
 
     def __getitem__(self, index: Any) -> Any:
@@ -126,7 +126,7 @@ class SGMCMCState(NamedTuple):
     @property
     def is_as_written(self) -> bool:
         """Whether every element has the centring with which the model is written."""
-        return all(bool((np.asarray(share) == 1).all()) for share in dict(self.centering).values())
+        return all(bool((np.asarray(share) == 1).all()) for share in dict(self.settings.centering).values())
 
     @property
     def phase(self) -> Phase:
@@ -157,7 +157,7 @@ class SGMCMCState(NamedTuple):
             # chains that are tuned one by one have coordinates of their own
             place=projection(self.phase.z if batched else self.z, batched),
             jump=squared_step(self.phase.z, self.last_finite, self.step_size, batched) if by_steps else 0.0,
-            **self.tuning.kept,
+            **self.settings.kept,
             **(RunNumbers(*self.scores.numbers)._asdict() if isinstance(self.scores, RunScores) else {}),
         )
         return Collected(monitor.packed(), chains, self.averages)
@@ -167,3 +167,10 @@ class SGMCMCState(NamedTuple):
         """The latent sites of a chain."""
         chains = jnp.size(self.i)
         return ScoreAverages(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))
+
+
+def axes_of_chains(chain: Any) -> Any:
+    """The axis of chains in each field of a state of several chains; None if they share the field."""
+    axes: dict[str, Any] = dict.fromkeys(SGMCMCState._fields, 0)
+    axes |= {"settings": None, "warm_up": None, "scores": None, "gradient_state": None if chain.gradient.shared else 0}
+    return SGMCMCState(**axes)

@@ -1,90 +1,229 @@
-"""Puts the settings found by the warm-up into the states of chains: one ``Tuning`` for all chains of a state."""
+r"""
+A chain whose coordinates and step size the warm-up chooses: the same settings for all chains of a state.
+
+A step is also refused after which the kinetic energy is larger than chance allows: the mass is 1, so :math:`|p|^2` is
+chi-squared with d degrees of freedom, and
+
+.. math:: |p|^2 \le 3 d + 50.
+
+So :math:`\exp(-H)` is restricted to momenta that it has with a probability of 1 - 1e-12. Without a momentum the same
+bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
+An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.engine.chain import Chain
-from numpyro_sgmcmc.engine.state import TUNE, SGMCMCState, stream
+from numpyro_sgmcmc.checks.before_start import check_not_mapped, check_settings_fit
+from numpyro_sgmcmc.data.row_array import RowArray
+from numpyro_sgmcmc.engine.chain import Chain, with_given
+from numpyro_sgmcmc.engine.metropolis import is_reversible
+from numpyro_sgmcmc.engine.state import CENTRE, TUNE, SGMCMCState, axes_of_chains, stream
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
+from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.tuning.groups import Layout
+from numpyro_sgmcmc.report.monitor import squared_step
+from numpyro_sgmcmc.rows.schemes import is_contiguous
+from numpyro_sgmcmc.schedules import Constant
+from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.data_share import chosen_centering, passes_of_centering
+from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
+from numpyro_sgmcmc.tuning.search import expected_passes
+from numpyro_sgmcmc.tuning.start import best_of_several, descents_of, passes_of
+from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
+from numpyro_sgmcmc.tuning.warm_up import Settings
+from numpyro_sgmcmc.types import BySteps, Phase, Rows, Sites
+
+PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
 
 
-def axes_of_chains(chain: Chain) -> Any:
-    """The axis of chains in each field of a state of several chains; None if they share the field."""
-    axes: dict[str, Any] = dict.fromkeys(SGMCMCState._fields, 0)
-    axes |= {"tuning": None, "centering": None, "scores": None, "gradient_state": None if chain.gradient.shared else 0}
-    return SGMCMCState(**axes)
-
-
-def with_tuning(
-    chain: Chain,
-    tuner: Tuner,
-    potential: ModelPotential,
-    state: SGMCMCState,
-    chains: int | None,
-    num_warmup: int,
-    passes: float,
-    layout: Layout | None = None,
-) -> SGMCMCState:
+@dataclass(frozen=True)
+class TunedChain(Chain):
     """
-    A new state, whose settings are chosen by its first transition.
-
-    :param chains: number of chains, or None for a single chain without an axis.
-    :param int num_warmup: transitions of the warm-up.
-    :param float passes: passes over the data for the start.
-    :param layout: the groups of a hierarchy.
+    :param dense_mass: the coordinates whose correlations the warm-up estimates.
+    :param known: settings of another run with which the warm-up starts, or None: it searches for some.
+    :param layout: the groups of a hierarchy, if the coordinates have their shape.
     """
-    tuning = tuner.start(potential, chains or 1, num_warmup, layout)
-    state = state._replace(tuning=tuning._replace(passes=tuning.passes + passes))
-    if not chain.gradient.shared:
-        return state
-    z = jax.tree.map(lambda x: jnp.zeros_like(x if chains is None else x[0]), state.z)
-    return state._replace(gradient_state=chain.gradient.start(potential, z, random.key(0)))
+
+    steps_per_sample: int | None = None
+    checked: bool = True
+    dense_mass: Any = True
+    known: Settings | None = None
+    layout: Layout | None = None
+
+    tuned: ClassVar[bool] = True
+    batch_size: ClassVar[Any] = AUTOMATIC
+    balances: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    @property
+    def tuner(self) -> Tuner:
+        """Chooses the settings."""
+        rule = StepRule(self.dynamics, self.integrator.needs_variance)
+        options = self.steps_per_sample, self.dense_mass, self.known, self.layout
+        return Tuner(rule, self.gradient, self.rows, *options)
+
+    # -- the start ----------------------------------------------------------------------------------------------
+
+    def start(
+        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 1
+    ) -> Sites:
+        """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
+        if self.init_strategy is not None:
+            return super().start(potential, rng_key, rows, init_params)
+        descents = self.descents(potential, chains) if init_params is None else 0
+        z = best_of_several(potential, rng_key, rows, descents, is_contiguous(self.rows))
+        return z if init_params is None else with_given(z, init_params)
+
+    def first(self, potential: ModelPotential, z: Sites, *_: Any) -> tuple[Phase, jax.Array, Any]:
+        """Zeros: the first transition sets the coordinates, and all that depends on them."""
+        x = jnp.zeros_like(raveled(z))
+        phase = self.dynamics.init(x, x)
+        if self.integrator.needs_variance:
+            phase = phase._replace(noise_variance=x)
+        return phase, jnp.zeros((), x.dtype), x if self.integrator.carries_gradient else ()
+
+    def begin_warm_up(
+        self,
+        potential: ModelPotential,
+        state: SGMCMCState,
+        energies: dict[str, jax.Array],
+        num_warmup: int,
+        given: bool,
+    ) -> SGMCMCState:
+        """The initial state; its first transition chooses the settings, but for the centring."""
+        several = jnp.ndim(state.i) == 1
+        chains = len(state.i) if several else 1
+        centering = state.settings.centering
+        passes = 0 if given else passes_of(potential, chains * self.descents(potential, chains))
+        if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and potential.hierarchical_sites:
+            best = _best(state, energies) if several else state
+            key = stream(best.rng_key, CENTRE)
+            centering = chosen_centering(potential, best.z, key, is_contiguous(self.rows))
+            passes += passes_of_centering(potential)
+        settings, warm_up = self.tuner.start(potential, chains, num_warmup)
+        settings = replace(settings, centering=centering, passes=settings.passes + passes)
+        state = state._replace(settings=settings, warm_up=warm_up)
+        if not self.gradient.shared:
+            return state
+        z = jax.tree.map(lambda x: jnp.zeros_like(x[0] if several else x), state.z)
+        return state._replace(gradient_state=self.gradient.start(potential, z, random.key(0)))
+
+    def announced(self, potential: ModelPotential) -> str:
+        """What the warm-up does before the first draw; empty if nothing is searched for."""
+        if self.known is not None:
+            return ""
+        d = sum(site.size for site in potential.prototype.values())
+        passes = float(f"{expected_passes(potential):.1g}")
+        return f"searching for a normal approximation in {d} coordinates: about {passes:g} passes over the data"
+
+    def for_run(self, potential: ModelPotential, rng_key: jax.Array, on_potential: Callable) -> "TunedChain":
+        """The chain with the groups of a hierarchy, if the coordinates have their shape."""
+        check_not_mapped(rng_key)
+        check_settings_fit(self.known, self.dense_mass, potential.prototype)
+        usual = not (potential.randomised or potential.draws_local_sites or potential.sources)
+        if self.known is not None or self.dense_mass is not True or not usual:
+            return self
+
+        def coupled(layout: Layout) -> bool:
+            return bool(on_potential(partial(coupling, layout=layout))(random.key(0)) > COUPLED)
+
+        return replace(self, layout=layout_of(potential, coupled))
+
+    def descents(self, potential: ModelPotential, chains: int) -> int:
+        """Number of descents for the start of each chain; 0 if the start or the coordinates are given."""
+        on_disk = any(isinstance(leaf, RowArray) for leaf in jax.tree.leaves((potential.args, potential.kwargs)))
+        given = self.known is not None or self.init_strategy is not None
+        if given or on_disk or GIBBS_SITES_KWARG in potential.kwargs:
+            return 0
+        sites = potential.structure.sites.values()
+        observed = sum(math.prod(site.log_prob_shape) for site in sites if site.observed)
+        return descents_of(potential, observed, chains)
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    def step_size(self, state: SGMCMCState) -> jax.Array:
+        """h, after the warm-up multiplied by a relative schedule; constant during a transition."""
+        h = state.settings.step_size
+        if isinstance(self.schedule, Constant):
+            return h
+        after = jnp.maximum(state.warm_up.transition - 1 - state.warm_up.num_warmup, 0).astype(h.dtype)
+        return h * self.schedule(after * state.settings.steps_per_sample).astype(h.dtype)
+
+    def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
+        """Whether a step has ended in finite values, with an energy that chance allows."""
+        return finite & self._possible(old, new, h)
+
+    def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
+        """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""
+        temperature = self.dynamics.temperature(new)
+        if isinstance(temperature, BySteps):
+            temperature = squared_step(new.z, old.z, h, batched=False)
+        d = new.z.size
+        return jnp.asarray(True) if isinstance(temperature, tuple) else d * temperature <= PER_COORDINATE * d + BEYOND
+
+    def passes_a_test(self, potential: ModelPotential) -> bool:
+        """With all rows, steps of reversible words do, so that their size does not bias the draws."""
+        return is_reversible(self.integrator, potential)
+
+    # -- the warm-up --------------------------------------------------------------------------------------------
+
+    def before(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
+        """
+        The state before a transition, with the settings that the warm-up has found so far.
+
+        After the warm-up nothing is computed. This is a loop of one iteration or none, because XLA updates the
+        variables of a loop in place, while a conditional would copy the moments of the warm-up in every transition.
+        """
+        t = state.warm_up.transition
+        during = (t <= state.warm_up.num_warmup).astype(jnp.int32)
+        state = lax.fori_loop(0, during, lambda _, state: self._updated(potential, state), state)
+        return state._replace(warm_up=state.warm_up._replace(transition=jnp.minimum(t + 1, 2**31 - 2)))
+
+    def is_sampling(self, state: SGMCMCState) -> jax.Array:
+        """Whether the warm-up has ended."""
+        return state.warm_up.transition > state.warm_up.num_warmup
+
+    def _updated(self, usual: ModelPotential, state: SGMCMCState) -> SGMCMCState:
+        batched = jnp.ndim(state.i) == 1
+        with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
+        without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+        key, key_first = random.split(stream(state.rng_key[0] if batched else state.rng_key, TUNE))
+        z, phase = with_axis((state.z, state.phase))
+        centering, shared = state.settings.centering, self.gradient.shared
+        potential = usual.centred(centering)
+        z = jax.vmap(partial(usual.in_variables_of, potential))(z) if centering else z
+        gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
+        found = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
+        settings, warm_up, phase, gradient_state, due = found
+        gradient_state = gradient_state if shared else without(gradient_state)
+        state = state.at(without(phase), settings=settings, warm_up=warm_up, gradient_state=gradient_state)
+        if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
+            state = state._replace(last_finite=jnp.where(due, state.x, state.last_finite))
+        if not self.integrator.carries_gradient:
+            return state
+        keys = random.split(key_first, len(phase.z)) if batched else key_first
+
+        def renewed():
+            new = self._first_gradient(usual, batched)(state, keys)
+            return new.gradient, new.potential_estimate
+
+        gradient, energy = lax.cond(due, renewed, lambda: (state.gradient, state.potential_estimate))
+        return state._replace(gradient=gradient, potential_estimate=energy)
+
+    def _first_gradient(self, potential: ModelPotential, batched: bool) -> Callable:
+        first, axes = partial(self.with_first_gradient, potential), axes_of_chains(self)
+        return jax.vmap(first, (axes, 0), axes) if batched else first
 
 
-def tuned(tuner: Tuner, potential: ModelPotential, state: SGMCMCState, first_gradient: Callable | None) -> SGMCMCState:
-    """
-    The state at the start of a transition, with the settings that the warm-up has found so far.
-
-    After the warm-up nothing is computed. This is a loop of one iteration or none, because XLA updates the variables of
-    a loop in place, while a conditional would copy the moments of the warm-up in every transition.
-
-    :param first_gradient: (state, key) -> the state with its gradient, for words that carry one; None for others.
-    """
-    t = state.tuning.transition
-    during = (t <= state.tuning.num_warmup).astype(jnp.int32)
-    state = lax.fori_loop(0, during, lambda _, state: _updated(tuner, potential, state, first_gradient), state)
-    return state._replace(tuning=state.tuning._replace(transition=jnp.minimum(t + 1, 2**31 - 2)))
-
-
-def _updated(tuner: Tuner, usual: ModelPotential, state: SGMCMCState, first_gradient: Callable | None) -> SGMCMCState:
-    batched = jnp.ndim(state.i) == 1
-    with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
-    without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
-    key, key_first = random.split(stream(state.rng_key[0] if batched else state.rng_key, TUNE))
-    z, phase = with_axis((state.z, state.phase))
-    potential = usual.centred(state.centering)
-    z = jax.vmap(partial(usual.in_variables_of, potential))(z) if state.centering else z
-    shared = tuner.gradient.shared
-    gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
-    tuning, phase, gradient_state, due = tuner.before(potential, state.tuning, z, phase, gradient_state, key)
-    gradient_state = gradient_state if shared else without(gradient_state)
-    state = state.at(without(phase), tuning=tuning, gradient_state=gradient_state)
-    if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
-        state = state._replace(last_finite=jnp.where(due, state.x, state.last_finite))
-    if first_gradient is None:
-        return state
-    keys = random.split(key_first, len(phase.z)) if batched else key_first
-
-    def renewed():
-        new = first_gradient(state, keys)
-        return new.gradient, new.potential_estimate
-
-    gradient, energy = lax.cond(due, renewed, lambda: (state.gradient, state.potential_estimate))
-    return state._replace(gradient=gradient, potential_estimate=energy)
+def _best(state: SGMCMCState, energies: dict[str, jax.Array]) -> SGMCMCState:
+    """The chain with the smallest energy."""
+    best = jnp.argmin(sum(energies.values(), start=jnp.zeros(())))
+    return state._replace(z=jax.tree.map(lambda x: x[best], state.z), rng_key=state.rng_key[best])

@@ -138,9 +138,7 @@ def checked_centering(centering: Any, settings: Any = None, gradient: Any = None
     if settings is not None:
         if centering is not None:
             raise ValueError("settings= have a centring of their own. Leave centering= out.")
-        several = np.ndim(settings["curvature"]) == 1  # each chain has found its own
-        centering = {name: share[0] if several else share for name, share in settings.get("centering", {}).items()}
-        return centering or False
+        return settings.centering or False
     if centering is None or centering is False:
         return centering
     if not isinstance(centering, Mapping):

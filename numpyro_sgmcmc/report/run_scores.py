@@ -158,13 +158,13 @@ class RunScores(NamedTuple):
             scatter = jnp.where(self.places == 0, 0, scatter) + before.T @ (z - center)
         return self._replace(places=places, center=center, spread=spread, scatter=scatter)
 
-    def times(self, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def times(self, g: jax.Array, ones: jax.Array) -> tuple[jax.Array, jax.Array]:
         """
-        S g for a gradient of each chain, and the diagonal of S, up to a common factor.
+        S g for a gradient of each chain, and the diagonal of S, up to a common factor; both as given if S is known.
 
         :param g: shape ``(chains, d)``.
+        :param ones: the diagonal without S.
         """
-        ones = jnp.ones_like(g[0])
         if not self.scatter.size:
             return g, ones
         eye = jnp.eye(len(ones), dtype=g.dtype)

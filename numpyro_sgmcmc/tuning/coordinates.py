@@ -24,7 +24,19 @@ DENSE = 1000  # maximal number of coordinates for a full matrix L: the Hessian o
 
 
 class Identity(NamedTuple):
-    """The coordinates of a run whose step size is given: x is z, by site, and nothing is computed."""
+    """The coordinates of a run whose step size is given: x is z, and nothing is computed."""
+
+    def times(self, x: jax.Array) -> jax.Array:
+        """x."""
+        return x
+
+    def pull_back(self, gradient: jax.Array) -> jax.Array:
+        """The gradient in z."""
+        return gradient
+
+    def variances(self, x: jax.Array) -> jax.Array:
+        """The variances of the coordinates of z."""
+        return x
 
 
 class Coordinates(NamedTuple):

@@ -17,14 +17,16 @@ the site stays as it is written.
 """
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
 from numpyro_sgmcmc.model.centering import location_scale
 from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, passes_of
 from numpyro_sgmcmc.types import Sites
 
+ROUNDS = 2
 PROBES = 4  # random signs, which separate the elements that share rows
 BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below which a site stays as it is written
 
@@ -68,3 +70,32 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         slowed = width * jnp.sqrt(1.0 + 2 * share.size)
         shares[name] = jnp.where(((1 - share).mean() * width > BENT) | (slowed > SLOWED), share, 1)
     return shares
+
+
+def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, contiguous: bool) -> Sites:
+    """
+    The centring that is chosen at the start of a chain. In the second round the descent is in the variables that the
+    first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
+
+    :param z: the start.
+    :param contiguous: whether minibatches are blocks of neighbouring rows.
+    """
+    sites = potential.hierarchical_sites
+    written = {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()}
+    keys = random.split(rng_key, ROUNDS)
+
+    def choose(k, chosen):
+        z, centering = chosen
+        key_rows, key_noise, key = random.split(keys[k], 3)
+        centred = potential.centred(centering)
+        start = potential.in_variables_of(centred, z)
+        end = descend(centred, start, key_rows, key_noise, contiguous)
+        z = centred.in_variables_of(potential, end)
+        return z, shares_of_data(potential, z, key)
+
+    return lax.fori_loop(0, ROUNDS, choose, (z, written))[1]
+
+
+def passes_of_centering(potential: ModelPotential) -> float:
+    """Rows used by the choice, in passes over the data."""
+    return ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * len(potential.hierarchical_sites))

@@ -16,7 +16,7 @@ A draw takes :math:`l / h` steps. Its length l is 1, or up to 4 if the draws of 
 they would for a standard normal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -45,7 +45,7 @@ from numpyro_sgmcmc.tuning.pilot import (
 from numpyro_sgmcmc.tuning.probes import probe
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
-from numpyro_sgmcmc.tuning.tuning import CHECKED, Scores, Tuning
+from numpyro_sgmcmc.tuning.warm_up import CHECKED, Scores, Settings, WarmUp
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme
 from numpyro_sgmcmc.utils import noise, trees
 
@@ -65,7 +65,8 @@ class Tuner:
     :param rows: row scheme of the kernel.
     :param steps_per_sample: given by the user, or None.
     :param dense_mass: the blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
-    :param known: coordinates and curvature found by another run, or None.
+    :param known: settings of another run, or None.
+    :param layout: the groups of a hierarchy, if L has their shape.
     """
 
     rule: StepRule
@@ -73,20 +74,17 @@ class Tuner:
     rows: RowScheme
     steps_per_sample: int | None
     dense_mass: Any = True
-    known: tuple[Coordinates | LowRank | Arrow, float] | None = None
+    known: Settings | None = None
+    layout: Layout | None = None
 
-    def start(self, potential: Potential, chains: int, num_warmup: int, layout: Layout | None = None) -> Tuning:
-        """
-        The state before the first transition: only its shapes and dtypes matter.
-
-        :param layout: the groups of a hierarchy, if L has their shape.
-        """
+    def start(self, potential: Potential, chains: int, num_warmup: int) -> tuple[Settings, WarmUp]:
+        """The settings and the state before the first transition: only their shapes and dtypes matter."""
         sites = potential.prototype.values()
         d, dtype = sum(site.size for site in sites), jnp.result_type(*(site.dtype for site in sites))
         zero = jnp.zeros((), dtype)
-        if layout is not None:
+        if self.layout is not None:
             nothing = jnp.zeros(d, dtype)
-            coordinates, places = Arrow.diagonal(nothing, nothing, layout), WIDE_PROBES
+            coordinates, places = Arrow.diagonal(nothing, nothing, self.layout), WIDE_PROBES
         elif is_wide(potential.prototype):
             k, places = 2 * VECTORS if self.dense_mass is True else 0, WIDE_PROBES
             nothing = jnp.zeros(d, dtype)
@@ -94,75 +92,84 @@ class Tuner:
         else:
             coordinates, places = Coordinates(jnp.zeros(d, dtype), jnp.eye(d, dtype=dtype)), max(PROBES, 2 * d)
         if self.known is not None:
-            coordinates = jax.tree.map(jnp.zeros_like, self.known[0])
+            coordinates = jax.tree.map(jnp.zeros_like, self.known.coordinates)
         noisy = potential.randomised or any(plate.batch_size < plate.size for plate in potential.plates.values())
         places = -(-(places if noisy else QUIET_PROBES) // chains)
-        return Tuning(
-            coordinates,
-            zero + 1,
-            jnp.zeros(d, dtype),
-            zero,
-            jnp.asarray(self.steps_per_sample or 1, jnp.int32),
-            zero + 1,
-            zero + self.rule.dynamics.largest_step(1.0),
-            zero,
-            jnp.zeros((), jnp.int32),
-            jnp.zeros((), jnp.int32),
-            jnp.asarray(num_warmup, jnp.int32),
-            Moments.zeros(jnp.zeros((places, chains, d), dtype), isinstance(coordinates, Coordinates)),
-            jnp.zeros((2, d), dtype),
-            zero,
-            Scores(zero, zero, zero),
-            zero,
+        settings = Settings(
+            step_size=zero,
+            steps_per_sample=jnp.asarray(self.steps_per_sample or 1, jnp.int32),
+            predicted_inflation=zero,
+            coordinates=coordinates,
+            curvature=zero + 1,
+            passes=zero,
+            scores=Scores(zero, zero, zero),
+            noise_variance=jnp.zeros(d, dtype),
         )
+        warm_up = WarmUp(
+            length=zero + 1,
+            largest=zero + self.rule.dynamics.largest_step(1.0),
+            bend=zero,
+            transition=jnp.zeros((), jnp.int32),
+            begun=jnp.zeros((), jnp.int32),
+            num_warmup=jnp.asarray(num_warmup, jnp.int32),
+            moments=Moments.zeros(jnp.zeros((places, chains, d), dtype), isinstance(coordinates, Coordinates)),
+            earlier=jnp.zeros((2, d), dtype),
+        )
+        return settings, warm_up
 
     def before(
-        self, potential: Potential, tuning: Tuning, z: Any, phase: Phase, gradient_state: Any, key
-    ) -> tuple[Tuning, Phase, Any, jax.Array]:
+        self,
+        potential: Potential,
+        settings: Settings,
+        warm_up: WarmUp,
+        z: Any,
+        phase: Phase,
+        gradient_state: Any,
+        rng_key: jax.Array,
+    ) -> tuple[Settings, WarmUp, Phase, Any, jax.Array]:
         """
         Called before a transition of the warm-up, and before the first one after it. At the end of a round it updates
         the settings; within a round it adds the previous draw to the moments.
 
         :param z: positions of the chains, along the first axis, as in ``phase``, and in ``gradient_state`` unless the
             estimator shares it.
-        :return: settings, phase, the estimator's state, and whether the coordinates are new.
+        :return: settings, state, phase, the estimator's state, and whether the coordinates are new.
         """
-        key_change, key_look, key_momentum = random.split(key, 3)
-        t, end = tuning.transition, tuning.num_warmup
+        key_change, key_look, key_momentum = random.split(rng_key, 3)
+        t, end = warm_up.transition, warm_up.num_warmup
         looks = end >= SHORTEST
         correction = looks & (t == jnp.stack([end // 8, end // 4, end // 2])).any()
         halfway, last = ((end >= CHECKED) & (t == check) for check in (3 * end // 4, end))
-        found = lax.cond(correction | halfway | last, evidence, _nothing_seen, tuning.moments)
-        found = trees.where(last, together(found, tuning.earlier), found)
-        tuning = tuning._replace(
-            scores=trees.where(last, Scores.of(found), tuning.scores),
-            earlier=jnp.where(halfway, jnp.stack([found.gradient, found.virial]), tuning.earlier),
-        )
-        due = (t == 0) | correction | ((halfway | last) & tuning.is_too_large(found))
+        found = lax.cond(correction | halfway | last, evidence, _nothing_seen, warm_up.moments)
+        found = trees.where(last, together(found, warm_up.earlier), found)
+        settings = replace(settings, scores=trees.where(last, Scores.of(found), settings.scores))
+        earlier = jnp.where(halfway, jnp.stack([found.gradient, found.virial]), warm_up.earlier)
+        warm_up = warm_up._replace(earlier=earlier)
+        due = (t == 0) | correction | ((halfway | last) & warm_up.is_too_large(settings.step_size, found))
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
-        drawn = jnp.minimum(tuning.moments.draws.astype(jnp.int32), len(tuning.moments.places))
-        drawn = jnp.where((drawn > 0) & ~tuning.is_lost(found), drawn, len(tuning.moments.places))
-        operands = tuning, phase.z, gradient_state
+        drawn = jnp.minimum(warm_up.moments.draws.astype(jnp.int32), len(warm_up.moments.places))
+        drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(found), drawn, len(warm_up.moments.places))
+        operands = settings, warm_up, phase.z, gradient_state
 
         def change(operands):
             return self._change(potential, z, key_change, found, *operands)
 
-        tuning, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
+        settings, warm_up, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
         begins = due | halfway
-        tuning = tuning._replace(begun=jnp.where(begins, t, tuning.begun))
-        moments = trees.where(begins, tuning.moments.restarted(), tuning.moments)
+        warm_up = warm_up._replace(begun=jnp.where(begins, t, warm_up.begun))
+        moments = trees.where(begins, warm_up.moments.restarted(), warm_up.moments)
         places = moments.places
-        counts = looks & (t > tuning.round[0]) & (t <= end)
+        counts = looks & (t > warm_up.round[0]) & (t <= end)
         number = jnp.where(due, len(places), counts).astype(jnp.int32)
 
         def look(k, seen):
             moments, differences, bends, sound = seen
             # first at the positions of the chains
             there = jnp.where(due & (k > 0), places[k % drawn], x)
-            parts = self.gradient, self.rows, tuning.coordinates
-            reach = self.rule.reach(tuning.largest)
+            parts = self.gradient, self.rows, settings.coordinates
+            reach = self.rule.reach(warm_up.largest)
             seen = probe(potential, *parts, there, gradient_state, reach, random.fold_in(key_look, k))
-            moments = moments.add(tuning.block, there, seen.first, seen.second)
+            moments = moments.add(warm_up.block, there, seen.first, seen.second)
             differences = differences.at[k].set((seen.first - seen.second) / jnp.sqrt(2.0))
             sound = jnp.where(k > 0, sound, jnp.isfinite(seen.first).all(1))
             return moments, differences, bends.at[k].set(seen.bend), sound
@@ -173,75 +180,72 @@ class Tuner:
         def settle():
             flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
             # a chain cannot leave a position where the gradient is not finite, so it starts at c
-            there, here = jnp.where(sound[: len(x), None], x, 0), tuning._replace(moments=moments)
-            return self._settled(potential, here, there, flat(differences), flat(bends), key_momentum)
+            there, here = jnp.where(sound[: len(x), None], x, 0), (settings, warm_up._replace(moments=moments))
+            return self._settled(potential, *here, there, flat(differences), flat(bends), key_momentum)
 
-        tuning, phase = lax.cond(due, settle, lambda: (tuning._replace(moments=added), phase))
-        return tuning, phase, gradient_state, due
+        kept = settings, warm_up._replace(moments=added), phase
+        settings, warm_up, phase = lax.cond(due, settle, lambda: kept)
+        return settings, warm_up, phase, gradient_state, due
 
-    def _change(self, potential, z, key, found, tuning, x, gradient_state):
+    def _change(self, potential, z, key, found, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x = random.split(key, 3)
-        places = tuning.moments.places
+        places = warm_up.moments.places
         draws = noise.normal(key_x, places.shape, x.dtype)
         fresh = draws[0, : len(x)], draws
 
         def by_search():
             if self.known is None:
-                layout = getattr(tuning.coordinates, "layout", None)
+                layout = getattr(settings.coordinates, "layout", None)
                 law = search(potential, z, key_search, self.dense_mass, is_contiguous(self.rows), layout)
             else:
-                coordinates, curvature = self.known
-                law = Found(coordinates, jnp.asarray(curvature, x.dtype), jnp.zeros((), x.dtype))
+                curvature = jnp.asarray(self.known.curvature, x.dtype)
+                law = Found(self.known.coordinates, curvature, jnp.zeros((), x.dtype))
             largest = jnp.asarray(self.rule.dynamics.largest_step(law.curvature), x.dtype)
-            return law.coordinates, *fresh, law.curvature, tuning.length, largest, law.passes
+            return law.coordinates, *fresh, law.curvature, warm_up.length, largest, law.passes
 
         def by_draws():
-            center = tuning.coordinates.to_z(found.mean)
-            if blocks is None and isinstance(tuning.coordinates, Coordinates):
-                factors, vectors = stretch(tuning.moments, found)
+            center = settings.coordinates.to_z(found.mean)
+            if blocks is None and isinstance(settings.coordinates, Coordinates):
+                factors, vectors = stretch(warm_up.moments, found)
                 into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
-                scale = product(tuning.coordinates.scale, product(vectors * factors, vectors.T))
+                scale = product(settings.coordinates.scale, product(vectors * factors, vectors.T))
                 moved = Coordinates(center, scale), into(x), into(places)
             else:  # do not rescale: a coordinate scaled to the width of its draws may be too stiff
-                moved = tuning.coordinates._replace(center=center), x - found.mean, places - found.mean
-            lost = tuning.is_lost(found) | ~trees.all_finite(moved)
-            moved = trees.where(lost, (tuning.coordinates, *fresh), moved)
-            late = (tuning.transition > tuning.num_warmup // 8) & (tuning.num_warmup >= CHECKED)
-            halved = lost | (late & tuning.is_too_large(found))
-            largest = jnp.where(halved, 0.5 * tuning.largest, tuning.largest)
+                moved = settings.coordinates._replace(center=center), x - found.mean, places - found.mean
+            lost = warm_up.is_lost(found) | ~trees.all_finite(moved)
+            moved = trees.where(lost, (settings.coordinates, *fresh), moved)
+            late = (warm_up.transition > warm_up.num_warmup // 8) & (warm_up.num_warmup >= CHECKED)
+            halved = lost | (late & warm_up.is_too_large(settings.step_size, found))
+            largest = jnp.where(halved, 0.5 * warm_up.largest, warm_up.largest)
             slow = late & (found.slowest < SLOW) & ~lost
-            longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / tuning.length)
-            length = tuning.length * jnp.where(slow, longer, 1)
-            return *moved, tuning.curvature, length, largest, jnp.zeros_like(largest)
+            longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / warm_up.length)
+            length = warm_up.length * jnp.where(slow, longer, 1)
+            return *moved, settings.curvature, length, largest, jnp.zeros_like(largest)
 
         coordinates, x, places, curvature, length, largest, passes = lax.cond(
-            tuning.transition == 0, by_search, by_draws
+            warm_up.transition == 0, by_search, by_draws
         )
         center = unraveler(potential.prototype)(coordinates.center)
         gradient_state = self.gradient.recenter(potential, gradient_state, center, key_center)
-        tuning = tuning._replace(
-            coordinates=coordinates,
-            curvature=curvature,
-            length=length,
-            largest=largest,
-            moments=tuning.moments._replace(places=places),
-            passes=tuning.passes + passes + 1,
-        )
-        return tuning, x, gradient_state
+        passes = settings.passes + passes + 1
+        settings = replace(settings, coordinates=coordinates, curvature=curvature, passes=passes)
+        moments = warm_up.moments._replace(places=places)
+        return settings, warm_up._replace(length=length, largest=largest, moments=moments), x, gradient_state
 
     def _settled(
         self,
         potential: Potential,
-        tuning: Tuning,
+        settings: Settings,
+        warm_up: WarmUp,
         x: jax.Array,
         differences: jax.Array,
         bends: jax.Array,
         rng_key: jax.Array,
-    ) -> tuple[Tuning, Phase]:
+    ) -> tuple[Settings, WarmUp, Phase]:
         """Axes, step size and number of steps from what was measured; new momenta are drawn."""
-        coordinates, moments = tuning.coordinates, tuning.moments
+        coordinates, moments = settings.coordinates, warm_up.moments
         if isinstance(coordinates, LowRank):
             seen = measured(shortened(differences))
         else:
@@ -252,23 +256,20 @@ class Tuner:
         if isinstance(coordinates, Arrow):
             seen = pooled(seen, coordinates.layout)
         bend = bend_of(bends)
-        h = self.rule.step_size(seen, bend, tuning.largest)
-        steps = jnp.clip(jnp.ceil(tuning.length / h), 1, MOST_STEPS).astype(jnp.int32)
-        tuning = tuning._replace(
-            coordinates=coordinates,
-            variance=seen.variance,
+        h = self.rule.step_size(seen, bend, warm_up.largest)
+        steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
+        settings = replace(
+            settings,
             step_size=h,
-            bend=bend,
-            inflation=self.rule.inflation(h, seen.variance),
-            num_steps=steps if self.steps_per_sample is None else tuning.num_steps,
-            moments=moments,
-            earlier=jnp.zeros_like(tuning.earlier),
+            steps_per_sample=steps if self.steps_per_sample is None else settings.steps_per_sample,
+            predicted_inflation=self.rule.inflation(h, seen.variance),
+            coordinates=coordinates,
+            noise_variance=seen.variance,
         )
-        return tuning, self._phase(tuning, x, rng_key)
-
-    def _phase(self, tuning: Tuning, x: jax.Array, rng_key: jax.Array) -> Phase:
+        warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
         momentum = noise.normal(rng_key, x.shape, x.dtype)
-        return jax.vmap(lambda x, p: self.rule.phase(x, p, tuning.step_size, tuning.variance))(x, momentum)
+        phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, seen.variance))(x, momentum)
+        return settings, warm_up, phase
 
 
 def _nothing_seen(moments: Moments) -> Evidence:

@@ -161,8 +161,8 @@ def test_tuned_chains_go_on_with_half_their_step(method):
     finished = Run(mcmc, (X,), {}, "test")
     states = finished.states
     _, (half, _) = with_changes(finished, step=0.5, longer=2)
-    assert half.tuning.step_size == states[0].tuning.step_size / 2
-    assert half.tuning.num_steps == 2 * states[0].tuning.num_steps
+    assert half.settings.step_size == states[0].settings.step_size / 2
+    assert half.settings.steps_per_sample == 2 * states[0].settings.steps_per_sample
     twice, (noise, _) = with_changes(finished, batch=2)
     assert twice.batch_size == {"N": 12}
     np.testing.assert_allclose(
@@ -177,7 +177,7 @@ def test_chains_of_a_decreasing_step_go_on_with_half_their_last_one():
     finished = Run(mcmc, (X,), {}, "test")
     states = finished.states
     last = float(states[0].step_size)
-    assert last < 0.9 * float(states[0].tuning.step_size)
+    assert last < 0.9 * float(states[0].settings.step_size)
     for step, longer in ((1.0, 1), (0.5, 2)):
         changed, begun = with_changes(finished, step=step, longer=longer)
         move = lambda p, s: changed.chains_for(p).transition(s, fingerprint=0)  # noqa: B023, E731

@@ -515,9 +515,9 @@ def test_the_warm_up_knows_the_noise_at_its_draws():
     mcmc = short(SGHMC(groups, batch_size=N // 4), y, num_warmup=500, num_samples=500, num_chains=4)
     draws = Run(mcmc, (y,), {}, "test").draws(2000)
     pairs = gradient_pairs(Run(mcmc, (y,), {}, "test"), draws, random.key(1))
-    tuning = mcmc.last_state.tuning
-    seen = ((pairs @ np.asarray(tuning.coordinates.scale, float)) ** 2).mean(0).sum()
-    assert 0.6 < tuning.variance.sum() / seen < 1.7
+    chosen = mcmc.last_state.settings
+    seen = ((pairs @ np.asarray(chosen.coordinates.scale, float)) ** 2).mean(0).sum()
+    assert 0.6 < chosen.noise_variance.sum() / seen < 1.7
 
 
 @pytest.mark.slow

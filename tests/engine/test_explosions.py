@@ -1,5 +1,7 @@
 """Chains do not explode: a step to an energy that chance does not allow is refused, and a lost round starts again."""
 
+from dataclasses import replace
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 from scipy.stats import chi2
 
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
-from numpyro_sgmcmc.engine.chain import BEYOND, PER_COORDINATE
+from numpyro_sgmcmc.engine.tuned import BEYOND, PER_COORDINATE
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, is_lost
 from numpyro_sgmcmc.types import Phase
 
@@ -73,8 +75,8 @@ def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
         potential = kernel.potential((), {})
         if options:
             return potential, kernel.chain_for(potential), state
-        tuning = state.tuning._replace(step_size=h, coordinates=state.tuning.coordinates)
-        return potential, kernel.chain_for(potential), state._replace(tuning=tuning)
+        settings = replace(state.settings, step_size=h)
+        return potential, kernel.chain_for(potential), state._replace(settings=settings)
 
     potential, chain, state = chain_and_state()
     # a step from far away has a large gradient and a small energy
@@ -141,23 +143,22 @@ def test_a_lost_round_starts_again_from_the_normal_approximation(transition):
 
     @jax.jit
     def after(draws):
-        moments = state.tuning.moments
+        moments = state.warm_up.moments
         sums = draws.reshape(BLOCKS, -1, 4, 3)
         blocks = jnp.stack([sums, sums**2, sums, sums**2], 2).sum(1)
         places = jnp.broadcast_to(draws[0], moments.places.shape)
         moments = moments._replace(draws=jnp.asarray(1.0 * len(draws)), blocks=blocks, places=places)
-        tuning = state.tuning._replace(
-            moments=moments, transition=jnp.asarray(transition), step_size=state.tuning.largest
-        )
-        phase = state.phase._replace(z=draws[-1])
-        return chains._tuner.before(chains.potential, tuning, state.z, phase, state.gradient_state, random.key(1))
+        warm_up = state.warm_up._replace(moments=moments, transition=jnp.asarray(transition))
+        settings = replace(state.settings, step_size=state.warm_up.largest)
+        of_chains = state.z, state.phase._replace(z=draws[-1]), state.gradient_state
+        return chains.chain.tuner.before(chains.potential, settings, warm_up, *of_chains, random.key(1))
 
     draws = random.normal(random.key(2), (100, 4, 3))
-    tuning, phase, *_ = after(draws)
-    assert tuning.largest == state.tuning.largest
-    assert (tuning.coordinates.center != state.tuning.coordinates.center).all()
-    tuning, phase, *_ = after(1e15 * draws)
-    assert tuning.largest == state.tuning.largest / 2
-    np.testing.assert_array_equal(tuning.coordinates.center, state.tuning.coordinates.center)
+    settings, warm_up, phase, *_ = after(draws)
+    assert warm_up.largest == state.warm_up.largest
+    assert (settings.coordinates.center != state.settings.coordinates.center).all()
+    settings, warm_up, phase, *_ = after(1e15 * draws)
+    assert warm_up.largest == state.warm_up.largest / 2
+    np.testing.assert_array_equal(settings.coordinates.center, state.settings.coordinates.center)
     assert jnp.isfinite(phase.z).all() and jnp.abs(phase.z).max() < 6
-    assert jnp.isfinite(phase.momentum).all() and jnp.isfinite(tuning.variance).all()
+    assert jnp.isfinite(phase.momentum).all() and jnp.isfinite(settings.noise_variance).all()

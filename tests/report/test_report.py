@@ -1,5 +1,6 @@
 """What is wrong with a run is told at its end, once, under every chain method, and costs a compiled call nothing."""
 
+from dataclasses import replace
 import pickle
 from typing import Any, NamedTuple
 import warnings
@@ -449,7 +450,7 @@ def test_an_inflation_that_the_warm_up_predicts():
     mcmc = make(step_size=None, friction=1.0, steps_per_sample=None, num_samples=10)
     mcmc.run(random.key(0), X, Y)
     monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
-    assert (np.asarray(monitor.inflation) == np.asarray(mcmc.last_state.tuning.inflation)).all()
+    assert (np.asarray(monitor.inflation) == np.asarray(mcmc.last_state.settings.predicted_inflation)).all()
     assert told_of_doubts(lambda: report(monitor)) == []
     (message,) = told_of_doubts(lambda: report(monitor._replace(inflation=0 * monitor.energy + 0.2)))
     assert "by up to 20%" in message and "batch_size" in message
@@ -535,8 +536,8 @@ def test_no_function_calls_right_what_another_calls_wrong(fault, chosen, monkeyp
     monkeypatch.setattr(chosen, "_states", states | {"monitor": right._replace(**changed)})
     state = chosen.last_state
     if changed.keys() <= {"gradient", "virial"}:
-        scores = state.tuning.scores._replace(**{name: jnp.asarray(x[0, -1]) for name, x in changed.items()})
-        monkeypatch.setattr(chosen, "_last_state", state._replace(tuning=state.tuning._replace(scores=scores)))
+        scores = state.settings.scores._replace(**{name: jnp.asarray(x[0, -1]) for name, x in changed.items()})
+        monkeypatch.setattr(chosen, "_last_state", state._replace(settings=replace(state.settings, scores=scores)))
     assert settings(chosen)["verdict"] == summary(chosen).verdict == verdict, str(summary(chosen))
     told = told_of_doubts(lambda: report(chosen._states["monitor"], chosen.last_state.averages, 2))
     assert [message.startswith(f"the draws are {verdict}: ") and words in message for message in told] == [True] * bool(

@@ -208,8 +208,8 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
     kernel = KERNELS["self-tuned"]()
     mcmc = run(kernel, num_samples=800, num_warmup=400, chains=4, chain_method="vectorized")
     state = mcmc.last_state
-    failed = state.tuning.scores._replace(virial=jnp.float32(20.0))
-    monkeypatch.setattr(mcmc, "_last_state", state._replace(tuning=state.tuning._replace(scores=failed)))
+    failed = state.settings.scores._replace(virial=jnp.float32(20.0))
+    monkeypatch.setattr(mcmc, "_last_state", state._replace(settings=replace(state.settings, scores=failed)))
     monitor = mcmc._states["monitor"]
     monitor = monitor._replace(virial=np.full_like(monitor.virial, 20.0))
     monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": monitor})

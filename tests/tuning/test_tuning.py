@@ -1,5 +1,6 @@
 """The numbers of a kernel, found in its warm-up."""
 
+from dataclasses import replace
 from functools import partial
 import pickle
 import re
@@ -148,9 +149,9 @@ def test_gradient_noise_after_a_warm_up(num_chains):
     noise = gradient_noise(kernel, mcmc.last_state, X, Y)
     shape = (num_chains, D) if num_chains > 1 else (D,)
     assert noise.variance["w"].shape == noise.inflation["w"].shape == shape
-    tuning = mcmc.last_state.tuning
-    added = 0.5 * tuning.step_size * tuning.variance
-    expected = tuning.coordinates.variances(added) / tuning.coordinates.variances(jnp.ones(D))
+    chosen = mcmc.last_state.settings
+    added = 0.5 * chosen.step_size * chosen.noise_variance
+    expected = chosen.coordinates.variances(added) / chosen.coordinates.variances(jnp.ones(D))
     np.testing.assert_allclose(noise.inflation["w"], np.broadcast_to(expected, shape), rtol=0.6)
     mean, _ = posterior()
     rows = (Y - X @ mean)[:, None] * X / NOISE**2
@@ -175,7 +176,7 @@ def test_weights_of_chains_with_different_step_sizes():
     mcmc = tuned(kernel, models.ROWS, **options, chain_method="sequential")
     half = jnp.array([1.0, 0.5])
     state = mcmc.last_state
-    mcmc.post_warmup_state = state._replace(tuning=state.tuning._replace(step_size=state.tuning.step_size * half))
+    mcmc.post_warmup_state = state._replace(settings=replace(state.settings, step_size=state.settings.step_size * half))
     mcmc.run(state.rng_key, models.ROWS)
     h = mcmc.get_extra_fields(group_by_chain=True)["step_size"]
     assert (h[1] < 0.6 * h[0]).all()
@@ -198,7 +199,7 @@ def test_after_the_warm_up_its_moments_cost_nothing():
     kernel = SGHMC(regression, batch_size=100)
     state = kernel.init(random.key(0), 80, None, (X, Y), {})
     transition = jax.make_jaxpr(lambda state: kernel.sample(state, (X, Y), {}))(state)
-    shapes = {x.shape for x in jax.tree.leaves(state.tuning.moments) if x.size > D**2}
+    shapes = {x.shape for x in jax.tree.leaves(state.warm_up.moments) if x.size > D**2}
     takes = [eqn for eqn in transition.eqns if any(getattr(var.aval, "shape", ()) in shapes for var in eqn.invars)]
     assert len(shapes) > 1 and {eqn.primitive.name for eqn in takes} == {"while"}
 
@@ -214,7 +215,8 @@ def test_the_law_is_frozen_after_half_of_the_warm_up():
         traces.append(state)
         return kernel.sample(state, (X, Y), {})
 
-    numbers = lambda s: (s.tuning.coordinates, s.tuning.step_size, s.tuning.variance, s.gradient_state)  # noqa: E731
+    names = "coordinates", "step_size", "noise_variance"
+    numbers = lambda s: ([getattr(s.settings, name) for name in names], s.gradient_state)  # noqa: E731
     changes = []
     for t in range(90):
         new = sample(state)
@@ -311,7 +313,8 @@ def test_the_number_of_descents():
     """Eight for all chains together; none if the position is given, or if they would be expensive."""
 
     def count(kernel, chains, *args):
-        return kernel.chains_for(kernel.potential(args, {}))._descents(chains)
+        potential = kernel.potential(args, {})
+        return kernel.chain_for(potential).descents(potential, chains)
 
     y = np.zeros(2000, np.float32)
     assert [count(SGHMC(three_components), chains, y) for chains in (1, 4, 100)] == [8, 2, 1]
@@ -325,8 +328,8 @@ def test_a_given_start_is_not_replaced():
     kernel, y = SGHMC(three_components), np.zeros(2000, np.float32)
     given = {name: 0.5 + jnp.zeros(site.shape) for name, site in kernel.potential((y,), {}).prototype.items()}
     state = kernel.init(random.key(0), 100, given, (y,), {})
-    assert all((state.z[name] == 0.5).all() for name in given) and state.tuning.passes == 0
-    assert kernel.init(random.key(0), 100, None, (y,), {}).tuning.passes == 8 * 1000 * 100 / len(y)
+    assert all((state.z[name] == 0.5).all() for name in given) and state.settings.passes == 0
+    assert kernel.init(random.key(0), 100, None, (y,), {}).settings.passes == 8 * 1000 * 100 / len(y)
 
 
 def test_a_start_without_a_finite_gradient_is_the_origin():
@@ -377,6 +380,24 @@ def test_coordinates_in_blocks(dense_mass):
     coupled = np.abs(np.asarray(scale)) > 0
     together = np.zeros((4, 4), bool) if dense_mass is False else np.array([[1, 0, 0, 1]]).T @ [[1, 0, 0, 1]] > 0
     np.testing.assert_array_equal(coupled, together | np.eye(4, dtype=bool))
+
+
+def test_settings_are_a_mapping():
+    """Of the names that the documentation has. A kernel takes them, from a pickle and as a dict as well."""
+    kernel = SGHMC(models.gaussian, batch_size=models.B)
+    found = settings(tuned(kernel, models.ROWS, num_warmup=8, num_samples=1, num_chains=1))
+    names = re.findall(r"^ *- \*\*(.*)\*\* - ", settings.__doc__, re.M)
+    names = [name for group in names for name in group.split("** or **")]
+    assert sorted([*found, "diffusion"]) == sorted(names) and len(found) == len(names) - 1
+    assert "friction" in found and "diffusion" not in found and "noise_variance" not in found
+    assert type(found["step_size"]) is float and repr(found) == repr(dict(found))
+    with pytest.raises(KeyError, match="diffusion"):
+        found["diffusion"]
+    with pytest.raises(TypeError):
+        found["step_size"] = 1.0
+    for given in (found, pickle.loads(pickle.dumps(found)), dict(found)):
+        known = SGLD(models.gaussian, batch_size=models.B, settings=given).chain.known
+        np.testing.assert_array_equal(known["coordinates"].scale, found["coordinates"].scale)
 
 
 @pytest.mark.slow
@@ -600,7 +621,7 @@ def test_coordinates_without_a_matrix(monkeypatch):
     ):
         again = settings(tuned(kernel, group, y, num_warmup=1, num_samples=1, num_chains=2))
         diagonal = again["coordinates"].factors.size == 0
-        assert diagonal == (kernel._dense_mass is False) == (again["curvature"] > 2)
+        assert diagonal == (kernel.chain.dense_mass is False) == (again["curvature"] > 2)
 
 
 @pytest.mark.optimised
@@ -608,13 +629,13 @@ def test_coordinates_without_a_matrix(monkeypatch):
 def test_the_noise_is_that_of_the_gradient_in_the_coordinates_that_were_found():
     """Plain minibatches of a regression: the covariance of the rows' gradients, which a stretched L must carry over."""
     kernel = SGHMC(regression, batch_size=100, gradient=Minibatch())
-    tuning = tuned(kernel, X, Y, num_warmup=80, num_samples=1).last_state.tuning
+    chosen = tuned(kernel, X, Y, num_warmup=80, num_samples=1).last_state.settings
     mean, _ = posterior()
     rows = -(Y - X @ mean)[:, None] * X / NOISE**2
     S = N**2 / 100 * (1 - 100 / N) * np.cov(rows.T)
-    L = np.asarray(tuning.coordinates.scale, float)
+    L = np.asarray(chosen.coordinates.scale, float)
     S = L.T @ S @ L
-    np.testing.assert_allclose(tuning.variance, np.diag(S), rtol=0.2)
+    np.testing.assert_allclose(chosen.noise_variance, np.diag(S), rtol=0.2)
     np.testing.assert_allclose(S, np.diag(np.diag(S)), atol=0.1 * S.max())
 
 
@@ -671,13 +692,14 @@ def test_new_coordinates_leave_everything_where_it_is():
     root = np.linalg.cholesky(np.cov(rng.normal(size=(D, 2 * D)))).astype(np.float32)
     draws = jnp.asarray(rng.normal(size=(200, 4, D)) @ (5 * root).T + 1, jnp.float32)
     moments = moments_of(draws, draws, draws)._replace(places=draws[:50])
-    old = state.tuning._replace(moments=moments, transition=jnp.asarray(20))
-    operands = old, draws[-1], state.gradient_state
-    new, x, _ = chains._tuner._change(chains.potential, state.z, random.key(1), evidence(moments), *operands)
+    warm_up = state.warm_up._replace(moments=moments, transition=jnp.asarray(20))
+    old, operands = state.settings, (warm_up, draws[-1], state.gradient_state)
+    change = partial(chains.chain.tuner._change, chains.potential, state.z, random.key(1), evidence(moments))
+    new, warm_up, x, _ = change(old, *operands)
     assert np.abs(new.coordinates.scale - old.coordinates.scale).max() > 1
-    into_z = lambda tuning, x: np.asarray(jax.vmap(tuning.coordinates.to_z)(x.reshape(-1, D)))  # noqa: E731
+    into_z = lambda chosen, x: np.asarray(jax.vmap(chosen.coordinates.to_z)(x.reshape(-1, D)))  # noqa: E731
     np.testing.assert_allclose(into_z(new, x), into_z(old, draws[-1]), atol=1e-3)
-    np.testing.assert_allclose(into_z(new, new.moments.places), into_z(old, draws[:50]), atol=1e-3)
+    np.testing.assert_allclose(into_z(new, warm_up.moments.places), into_z(old, draws[:50]), atol=1e-3)
 
 
 @pytest.mark.slow
@@ -687,16 +709,16 @@ def test_the_noise_is_measured_at_the_draws_of_the_round_alone():
     state = kernel.init(random.split(random.key(0), 4), 80, None, (X, Y), {})
     chains = kernel.chains_for(kernel.potential((X, Y), {}))
     draws = jnp.asarray(rng.normal(size=(20, 4, D)), jnp.float32)
-    places = len(state.tuning.moments.places)
+    places = len(state.warm_up.moments.places)
 
     @jax.jit
     def variance(beyond):
         rest = jnp.full((places - len(draws), 4, D), beyond)
         moments = moments_of(draws, draws, draws)._replace(places=jnp.concatenate([draws, rest]))
-        tuning = state.tuning._replace(moments=moments, transition=jnp.asarray(20))
-        of_chains = state.z, state.phase
-        new, *_ = chains._tuner.before(chains.potential, tuning, *of_chains, state.gradient_state, random.key(1))
-        return new.variance
+        warm_up = state.warm_up._replace(moments=moments, transition=jnp.asarray(20))
+        of_chains = state.z, state.phase, state.gradient_state
+        new, *_ = chains.chain.tuner.before(chains.potential, state.settings, warm_up, *of_chains, random.key(1))
+        return new.noise_variance
 
     np.testing.assert_allclose(variance(0.0), variance(30.0), rtol=1e-3)
 
@@ -712,24 +734,24 @@ def test_a_step_whose_draws_fail_the_last_check_is_halved(beside, transition):
     state = kernel.init(random.split(random.key(0), 4), 400, None, (X, Y), {})
     chains = kernel.chains_for(kernel.potential((X, Y), {}))
     draws = jnp.asarray(rng.normal(size=(200, 4, D)), jnp.float32)
-    old = state.tuning._replace(
+    old = replace(state.settings, step_size=jnp.asarray(0.3))
+    warm_up = state.warm_up._replace(
         moments=moments_of(draws, draws + beside, draws + beside),
         transition=jnp.asarray(transition),
-        step_size=jnp.asarray(0.3),
         largest=jnp.asarray(0.3),
     )
     of_chains = state.z, state.phase
-    before = jax.jit(lambda *of: chains._tuner.before(chains.potential, *of)[0])
-    new = before(old, *of_chains, state.gradient_state, random.key(1))
-    scores = new.scores.gradient if transition == 400 else jnp.abs(new.earlier[0]).max()
+    before = jax.jit(lambda *of: chains.chain.tuner.before(chains.potential, *of)[:2])
+    new, warm_up = before(old, warm_up, *of_chains, state.gradient_state, random.key(1))
+    scores = new.scores.gradient if transition == 400 else jnp.abs(warm_up.earlier[0]).max()
     if transition == 400:
-        assert (scores <= new.score_limit) == (beside == 0)
+        assert (scores <= warm_up.score_limit) == (beside == 0)
     else:
         assert (scores > 0) == (beside == 0)
-    assert new.largest == pytest.approx(0.15 if beside else 0.3)
+    assert warm_up.largest == pytest.approx(0.15 if beside else 0.3)
     assert new.step_size <= 0.15 if beside else new.step_size == old.step_size
     assert (new.coordinates.center == old.coordinates.center).all() == (beside != 3)
-    assert new.begun == (transition if beside or transition == 300 else 0)
+    assert warm_up.begun == (transition if beside or transition == 300 else 0)
 
 
 def test_the_scores_of_two_rounds():

@@ -1,12 +1,14 @@
-"""The settings that the warm-up has found so far: a part of the state of a run."""
+"""What the warm-up finds, ``Settings``, and the state of its search, ``WarmUp``: two parts of the state of a run."""
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_sgmcmc.tuning.arrow import Arrow
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, Identity, LowRank
+from numpyro_sgmcmc.tuning.coordinates import Identity
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, score_limit
 
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
@@ -27,26 +29,72 @@ class Scores(NamedTuple):
         return cls(jnp.abs(found.gradient).max(), jnp.abs(found.virial).max(), found.r_hat.max())
 
 
-class Given(NamedTuple):
-    """The settings of a run whose step size is given."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Settings(Mapping):
+    """
+    The settings of a run: those that the warm-up has found so far, the same for all chains of a state. None: given by
+    the user. :func:`~numpyro_sgmcmc.settings` returns them as a mapping, with those of the kernel and a verdict, and
+    ``settings=`` takes them; it explains the others.
 
-    coordinates: Identity = Identity()
+    - **noise_variance** - variance of the gradient noise in x, by coordinate; not in the mapping.
+    """
+
+    step_size: Any = None
+    steps_per_sample: Any = None
+    gradient: Any = None
+    gradient_noise: Any = None
+    predicted_inflation: Any = None
+    coordinates: Any = Identity()
+    centering: Any = ()
+    curvature: Any = None
+    passes: Any = None
+    scores: Any = None
+    verdict: Any = None
+    friction: Any = None
+    diffusion: Any = None
+    noise_variance: Any = None
+
+    def __iter__(self) -> Iterator[str]:
+        names = (field.name for field in fields(self) if field.name != "noise_variance")
+        return (name for name in names if getattr(self, name) is not None)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in list(self):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    @classmethod
+    def known(cls, settings: Mapping[str, Any]) -> "Settings":
+        """Those of another run with which a warm-up starts; if each chain has found its own, of the first chain."""
+        centering = dict(settings.get("centering", {}))
+        own = cls(coordinates=settings["coordinates"], centering=centering, curvature=settings["curvature"])
+        return jax.tree.map(lambda part: part[0], own) if np.ndim(own.curvature) == 1 else own
 
     @property
     def kept(self) -> dict[str, jax.Array]:
-        """The numbers that a run keeps of its warm-up."""
-        return {}
+        """The numbers that a run keeps, by their names in :class:`~numpyro_sgmcmc.report.monitor.Monitor`."""
+        if self.scores is None:
+            return {}
+        return {
+            "num_steps": self.steps_per_sample,
+            "noise": self.noise_variance.max(),
+            "passes": self.passes,
+            "inflation": self.predicted_inflation,
+            **self.scores._asdict(),
+        }
 
 
-class Tuning(NamedTuple):
+class WarmUp(NamedTuple):
     """
-    The settings found so far, and the state of the search. The same for all chains of a state.
+    The state of the search for settings.
 
-    - **coordinates** - c and L.
-    - **curvature** - the largest curvature of U in x; 1 if L is a full matrix.
-    - **variance** - variance of the gradient noise in x, by coordinate.
-    - **step_size** - h in x.
-    - **num_steps** - steps per draw.
     - **length** - length of a draw, in units of time.
     - **largest** - upper bound of the step size.
     - **bend** - what the shape of the posterior adds to the gradient at ``largest``, see
@@ -56,16 +104,8 @@ class Tuning(NamedTuple):
     - **num_warmup** - transitions of the warm-up.
     - **moments** - moments of the current round.
     - **earlier** - z-scores of the round before it, if it belongs to the same check; otherwise 0, shape ``(2, d)``.
-    - **passes** - passes over the data so far, in search and warm-up.
-    - **scores** - see :class:`Scores`.
-    - **inflation** - relative variance that the gradient noise adds, to first order, in the worst coordinate.
     """
 
-    coordinates: Coordinates | LowRank | Arrow
-    curvature: jax.Array
-    variance: jax.Array
-    step_size: jax.Array
-    num_steps: jax.Array
     length: jax.Array
     largest: jax.Array
     bend: jax.Array
@@ -74,20 +114,6 @@ class Tuning(NamedTuple):
     num_warmup: jax.Array
     moments: Moments
     earlier: jax.Array
-    passes: jax.Array
-    scores: Scores
-    inflation: jax.Array
-
-    @property
-    def kept(self) -> dict[str, jax.Array]:
-        """The numbers that a run keeps, by their names in :class:`~numpyro_sgmcmc.report.monitor.Monitor`."""
-        return {
-            "num_steps": self.num_steps,
-            "noise": self.variance.max(),
-            "passes": self.passes,
-            "inflation": self.inflation,
-            **self.scores._asdict(),
-        }
 
     @property
     def score_limit(self) -> float:
@@ -110,14 +136,14 @@ class Tuning(NamedTuple):
         block = (self.transition - begin - 1) * BLOCKS // jnp.maximum(end - begin - 1, 1)
         return jnp.clip(block, 0, BLOCKS - 1)
 
-    def is_too_large(self, found: Evidence) -> jax.Array:
+    def is_too_large(self, step_size: jax.Array, found: Evidence) -> jax.Array:
         """
         Whether the draws of a round are not from the posterior, and perhaps because of the step size. If the noise
         keeps it far below the largest one, it is not the cause.
         """
         scores, limit = Scores.of(found), self.score_limit
         right = (scores.gradient <= limit) & (scores.virial <= limit)  # a score that is not a number is not right
-        return (self.step_size > 0.7 * self.largest) & ~right
+        return (step_size > 0.7 * self.largest) & ~right
 
     def is_lost(self, found: Evidence) -> jax.Array:
         """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""
