@@ -145,16 +145,22 @@ def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelP
         )
 
 
-def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], batched: bool) -> None:
+def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """
-    :raises ValueError: for a state of another model, or of chains that were not vectorized and now are.
+    :raises ValueError: for a state of another model, or of chains that were not vectorized and now are, or its key.
     """
-    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
+    batched = jnp.ndim(state.i) == 1
+    if batched == is_key(state.rng_key):
+        raise ValueError(
+            f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
+            f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
+        )
     if batched and np.ndim(state.settings.step_size) == 1:
         raise ValueError(
             "each of these chains has chosen its own settings, but chains under chain_method='vectorized' share them. "
             "Resume with the chain_method of the run."
         )
+    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
     expected = {name: site.shape for name, site in prototype.items()}
     if found != expected:
         raise ValueError(

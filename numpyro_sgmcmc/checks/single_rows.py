@@ -19,7 +19,6 @@ import numpy as np
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.types import Plate, Sites
-from numpyro_sgmcmc.utils.validation import check_energies
 
 EXCHANGES = 4  # of halves of minibatches; one alone may show nothing by chance
 NOT_A_SUM = 1e-4  # relative difference of sums of energies that is more than rounding
@@ -42,16 +41,6 @@ def exchanged_energies(potential: ModelPotential, z: Sites, rng_key: jax.Array) 
         for name, plate in potential.plates.items()
         if plate.batch_size > 1
     }
-
-
-def check_start(energies: dict[str, jax.Array], exchanged: Mapping[str, Mapping[str, Any]]) -> None:
-    """
-    :param energies: the energy of each site at the start.
-    :param exchanged: see :func:`exchanged_energies`.
-    :raises ValueError: for an energy that is not finite, or a site that does not satisfy the equation.
-    """
-    check_energies(energies)
-    check_single_rows(exchanged)
 
 
 def check_single_rows(found: Mapping[str, Mapping[str, Any]]) -> None:

@@ -173,7 +173,7 @@ class SCIR(SGMCMC):
         [0.9, 0.1, 0.0]
     """
 
-    _transforms = Charts(log=True, raw=True)
+    transforms = Charts(log=True, raw=True)
 
     missing_step_size = ". Give one in units of the relaxation time of theta, for example 0.1."
 

@@ -32,7 +32,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.contrib.tempered_gradient import TemperedGradient
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import STEPS, SGMCMCState, stream
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.model.handlers import full_rows
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
@@ -220,7 +220,7 @@ class Tempered(MCMCKernel):
         """One transition of every replica, then exchanges."""
         chains, R = state.t.shape, len(self.temperatures)
         # NumPyro replaces only the outer key when a run starts from post_warmup_state
-        split = lambda key: random.split(stream(key, STEPS), R)  # noqa: E731
+        split = lambda key: random.split(derive_key(key, Stream.STEPS), R)  # noqa: E731
         keys = jax.vmap(split)(state.rng_key) if chains else split(state.rng_key)
         replicas = state.replicas._replace(rng_key=keys)
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(chains) + 1 :]), replicas)
@@ -323,7 +323,7 @@ def _check_kernel(kernel: Any) -> None:
             f"Tempered({name}(...)) needs a step size: the warm-up chooses one for temperature 1 only. Give {name} a "
             "step_size."
         )
-    if kernel.centering:
+    if kernel.chain.centering:
         raise ValueError(f"Tempered exchanges positions as the model is written. Leave centering= of {name} out.")
     adapts = isinstance(kernel.dynamics, (Adaptive, Thermostatted)) or kernel.integrator.needs_variance
     if adapts:

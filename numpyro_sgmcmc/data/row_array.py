@@ -46,7 +46,7 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _take(self, rows: Any, served: Any = None) -> jax.Array:
         """
-        :param served: the argument ``what`` of :meth:`serving` for these rows.
+        :param served: the argument ``what`` of :meth:`using_rows` for these rows.
         """
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
         """This array with a traced array as its data, for an abstract trace."""
         return self._with(_traced=traced)
 
-    def serving(self, rows: Iterable[Any], what: Any) -> Self:
+    def using_rows(self, rows: Iterable[Any], what: Any) -> Self:
         """This array, where a lookup of any of these rows, the same object, passes ``what`` to :meth:`_take`."""
         return self._with(_served=(*self._served, *((of_plate, what) for of_plate in rows)))
 

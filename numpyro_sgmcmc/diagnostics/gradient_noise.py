@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.diagnostics.run import states_of
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, stream
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.rows.schemes import next_rows
-from numpyro_sgmcmc.tuning.coordinates import Identity, in_x, unraveler
+from numpyro_sgmcmc.tuning.coordinates import Identity, gradient_in_x, unraveler
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import checked_count
@@ -92,7 +92,7 @@ def gradient_noise(
     def probe(usual, state):
         potential, chain = usual.centred(state.settings.centering), kernel.chain_for(usual)
         z = usual.in_variables_of(potential, state.z)
-        key_probes = stream(state.rng_key, PROBE)
+        key_probes = derive_key(state.rng_key, Stream.PROBE)
         coordinates = state.settings.coordinates
 
         def gradient_fn(k):
@@ -104,7 +104,7 @@ def gradient_noise(
         variance = gradient_variance(lambda k: gradient_fn(k)(z).gradient, num_batches)
         if isinstance(coordinates, Identity):
             return GradientNoise(variance, chain.dynamics.inflation(state.phase, state.step_size, variance))
-        here = lambda k: in_x(gradient_fn(k), coordinates, potential.prototype)(state.x)  # noqa: E731
+        here = lambda k: gradient_in_x(gradient_fn(k), coordinates, potential.prototype)(state.x)  # noqa: E731
         own = gradient_variance(lambda k: here(k).gradient, num_batches)
         added = chain.dynamics.inflation(state.phase, state.step_size, own)
         relative = coordinates.variances(added) / coordinates.variances(jnp.ones_like(added))

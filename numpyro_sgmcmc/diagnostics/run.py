@@ -21,7 +21,7 @@ from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, posterior_draws, thinned
 from numpyro_sgmcmc.engine.settings import check_mcmc
-from numpyro_sgmcmc.engine.state import PROBE, Marks, SGMCMCState, axes_of_chains, stream
+from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.local.models import keeps_values
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import Monitor
@@ -98,7 +98,7 @@ class Run:
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any], needed: bool) -> tuple[bool, tuple[tuple, dict]]:
         kept = tuple(self.mcmc._args or ()), dict(self.mcmc._kwargs or {})
-        marks = Marks.of(self.state.marks)
+        marks = RarelyChanging.of(self.state.marks)
         without = fingerprint((), {})
         if not (args or kwargs):
             known = any(kept) or bool(np.isin(np.asarray(marks.fingerprint), (0, without)).all())
@@ -172,12 +172,13 @@ class Run:
     @property
     def key(self) -> jax.Array:
         """A key derived from the run that its chains do not use."""
-        return stream(jnp.asarray(self.state.rng_key)[0] if jnp.ndim(self.state.i) else self.state.rng_key, PROBE)
+        key = self.state.rng_key
+        return derive_key(jnp.asarray(key)[0] if jnp.ndim(self.state.i) else key, Stream.PROBE)
 
     @property
     def steps(self) -> np.ndarray:
         """Number of integrator steps of each chain, warm-up included."""
-        wraps = np.asarray(Marks.of(self.state.marks).wraps, float)
+        wraps = np.asarray(RarelyChanging.of(self.state.marks).wraps, float)
         return np.asarray(self.state.i, float) + 2.0**32 * wraps
 
     @property
@@ -289,7 +290,7 @@ def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tup
     return tuple(names), tuple(sites)
 
 
-def _difference(given: tuple, kept: tuple, marks: Marks) -> str | None:
+def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:
     """
     How the given arguments differ from those of the run, as far as that is known; None if they do not.
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.dynamics.skew import Skew
-from numpyro_sgmcmc.types import BySteps, Dynamics, Flow, Phase
+from numpyro_sgmcmc.types import Dynamics, Flow, Phase, TemperatureFromSteps
 from numpyro_sgmcmc.utils import trees
 
 FLOWS = {"E": Flow("first-order step", needs_gradient=True, needs_noise=True, moves=True)}
@@ -61,7 +61,7 @@ class Overdamped(Dynamics):
         """There is no kinetic temperature. For unit mass, it is estimated from the size of the steps instead."""
         del phase
         mass = self.inverse_mass_matrix
-        return BySteps() if isinstance(mass, float) and mass == 1 and self.skew is None else ()
+        return TemperatureFromSteps() if isinstance(mass, float) and mass == 1 and self.skew is None else ()
 
     def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
         z = jax.tree.map(

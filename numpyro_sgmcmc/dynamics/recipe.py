@@ -153,13 +153,13 @@ class Recipe(Dynamics):
 
     @property
     def flows(self) -> Mapping[str, Flow]:
-        told = isinstance(self.gradient_noise, str)
+        known = isinstance(self.gradient_noise, str)
         flows = {
             "E": _flow("Euler step of all variables", moves=True, contains=self._parts if self._parts != "A" else "")
         }
         if self._parts != "A":
             flows |= {letter: PARTS[letter] for letter in self._parts}
-        return {letter: flow._replace(needs_variance=told) for letter, flow in flows.items()}
+        return {letter: flow._replace(needs_variance=known) for letter, flow in flows.items()}
 
     @property
     def integrators(self) -> Mapping[str, str]:

@@ -124,7 +124,7 @@ class Splitting:
         h: jax.Array,
         gradient_fn: Callable[[Sites], Evaluation],
         rng_key: jax.Array,
-        quiet: Any = None,
+        noise_free: Any = None,
     ) -> tuple[Phase, Any, tuple[Evaluation, ...]]:
         """
         One step.
@@ -133,10 +133,10 @@ class Splitting:
         :param h: step size, shape ``()``.
         :param gradient_fn: position -> :class:`~numpyro_sgmcmc.types.Evaluation`.
         :param rng_key: key of the step's noise.
-        :param quiet: whether the step has no noise, shape ``()``; None: it has noise.
+        :param noise_free: whether the step has no noise, shape ``()``; None: it has noise.
         :return: the new phase, the gradient to carry (or ``()``), and all evaluations.
         """
-        return self.observed_step(dynamics, phase, gradient, h, gradient_fn, rng_key, quiet)[:3]
+        return self.observed_step(dynamics, phase, gradient, h, gradient_fn, rng_key, noise_free)[:3]
 
     def observed_step(
         self,
@@ -146,7 +146,7 @@ class Splitting:
         h: jax.Array,
         gradient_fn: Callable[[Sites], Evaluation],
         rng_key: jax.Array,
-        quiet: Any = None,
+        noise_free: Any = None,
     ) -> tuple[Phase, Any, tuple[Evaluation, ...], tuple[tuple[Phase, Phase], ...]]:
         """The results of :meth:`step`, and the phases before and after each letter with noise."""
         used = [self.flows[letter] for letter in self.word]
@@ -156,7 +156,7 @@ class Splitting:
 
         def normal(like):
             drawn = noise.normal_like(next(keys), like)
-            return drawn if quiet is None else jax.tree.map(lambda n: jnp.where(quiet, 0, n), drawn)
+            return drawn if noise_free is None else jax.tree.map(lambda n: jnp.where(noise_free, 0, n), drawn)
 
         of_step = normal(dynamics.noise_like(phase)) if shared else ()
         fresh, evaluations, around_noise = self.carries_gradient, [], []

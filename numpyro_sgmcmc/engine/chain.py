@@ -22,11 +22,11 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.engine.metropolis import passes, work
-from numpyro_sgmcmc.engine.state import DRAW, REFRESH, STEPS, Marks, SGMCMCState, next_key, stream
+from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, derive_key, next_key
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.schedules import schedule_index
-from numpyro_sgmcmc.tuning.coordinates import in_x, sites_at
+from numpyro_sgmcmc.tuning.coordinates import gradient_in_x, sites_at
 from numpyro_sgmcmc.tuning.start import gradient_variance
 from numpyro_sgmcmc.types import (
     Adaptive,
@@ -70,9 +70,13 @@ class Chain:
     # -- the start ----------------------------------------------------------------------------------------------
 
     def start(
-        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 1
+        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 0
     ) -> Sites:
-        """The position given by ``init_params`` and ``init_strategy``."""
+        """
+        The position given by ``init_params`` and ``init_strategy``.
+
+        :param int chains: number of chains that start together; 0: the start is for a check alone.
+        """
         z = potential.initial(rng_key, rows, self.init_strategy)
         return z if init_params is None else with_given(z, init_params)
 
@@ -116,14 +120,14 @@ class Chain:
 
     def begin(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """The state at the start of a transition, with the key of its steps."""
-        marks = Marks.of(state.marks)
+        marks = RarelyChanging.of(state.marks)
         changed = (marks.fingerprint != fingerprint) & (marks.fingerprint != 0) & (fingerprint != 0)
         return state._replace(
             i=jnp.asarray(state.i, jnp.uint32),
             rows_state=state.rows_state._replace(t=jnp.asarray(state.rows_state.t, jnp.uint32)),
             diverging=jnp.zeros_like(state.diverging),
             marks=marks._replace(data_changed=marks.data_changed | changed).packed(),
-            rng_key=stream(state.rng_key, STEPS),
+            rng_key=derive_key(state.rng_key, Stream.STEPS),
         )
 
     def step(self, potential: ModelPotential, state: SGMCMCState, read: tuple[jax.Array, ...] = ()) -> SGMCMCState:
@@ -136,7 +140,7 @@ class Chain:
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
-        marks = Marks.of(state.marks)
+        marks = RarelyChanging.of(state.marks)
         position = self.position(potential, state)
         h = self.step_size(state)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # differs from every key of a split
@@ -145,14 +149,15 @@ class Chain:
         def gradient_fn(z: Sites) -> Evaluation:
             return self.evaluate(potential, z, rows, gradient_state, key_model, read)
 
-        old, at = state.phase, in_x(gradient_fn, state.settings.coordinates, potential.prototype)
+        old, at = state.phase, gradient_in_x(gradient_fn, state.settings.coordinates, potential.prototype)
         if isinstance(self.dynamics, Adaptive):
             old = self.dynamics.adapt(old, state.i, marks.num_warmup)
-        quiet = self._quiet(state.i, marks.wraps)
+        noise_free = self._noise_free(state.i, marks.wraps)
         metropolis = self.passes_a_test(potential)
         integrator: Any = self.integrator
         step = integrator.observed_step if metropolis else integrator.step
-        new, gradient, evaluations, *around_noise = step(self.dynamics, old, state.gradient, h, at, key_noise, **quiet)
+        of = self.dynamics, old, state.gradient, h, at, key_noise
+        new, gradient, evaluations, *around_noise = step(*of, **noise_free)
         last = evaluations[-1]  # every word evaluates at least once: the position has moved since the previous step
         # outside a hard support the energy is infinite, but its gradient may be finite
         finite = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
@@ -214,7 +219,8 @@ class Chain:
         """
         potential = usual.centred(state.settings.centering)
         if not self.integrator.evaluates_end:
-            inside = jnp.isfinite(potential.prior(self.position(potential, state), stream(before.rng_key, DRAW)))
+            key = derive_key(before.rng_key, Stream.DRAW)
+            inside = jnp.isfinite(potential.prior(self.position(potential, state), key))
             start = state if self.integrator.evaluates_start else before
             phase = trees.where(inside, state.phase, self._back(start))
             state = state.at(
@@ -224,8 +230,8 @@ class Chain:
             )
         temperature = self.dynamics.temperature(state.phase)
         if not isinstance(temperature, tuple):
-            for quiet in self._quiet(state.i - 1, Marks.of(state.marks).wraps).values():
-                temperature = jnp.where(quiet, jnp.nan, temperature)
+            for noise_free in self._noise_free(state.i - 1, RarelyChanging.of(state.marks).wraps).values():
+                temperature = jnp.where(noise_free, jnp.nan, temperature)
         z = potential.in_variables_of(usual, self.position(potential, state))
         return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
 
@@ -256,7 +262,7 @@ class Chain:
 
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Recomputes what depends on the values that the potential is conditioned on."""
-        key_state, key = random.split(random.fold_in(stream(state.rng_key, REFRESH), state.i))
+        key_state, key = random.split(random.fold_in(derive_key(state.rng_key, Stream.REFRESH), state.i))
         centred = potential.centred(state.settings.centering)
         state = state._replace(gradient_state=self.gradient.refresh(centred, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
@@ -268,20 +274,20 @@ class Chain:
         potential = potential.centred(state.settings.centering)
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
         evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
-        evaluation = in_x(evaluate, state.settings.coordinates, potential.prototype)(state.phase.z)
+        evaluation = gradient_in_x(evaluate, state.settings.coordinates, potential.prototype)(state.phase.z)
         energy = evaluation.energy.astype(state.potential_estimate.dtype)
         return state._replace(gradient=evaluation.gradient, potential_estimate=energy)
 
-    def _quiet(self, i: jax.Array, wraps: jax.Array) -> dict[str, jax.Array]:
+    def _noise_free(self, i: jax.Array, wraps: jax.Array) -> dict[str, jax.Array]:
         """Whether step i has no noise, for schedules with such steps."""
         if not getattr(self.schedule, "exploration", 0):
             return {}
         schedule: Any = self.schedule
-        return {"quiet": schedule.explores(schedule_index(schedule, i, wraps))}
+        return {"noise_free": schedule.explores(schedule_index(schedule, i, wraps))}
 
     def step_size(self, state: SGMCMCState) -> jax.Array:
         """h of the next step."""
-        return self.h(state.i, Marks.of(state.marks).wraps, state.z)
+        return self.h(state.i, RarelyChanging.of(state.marks).wraps, state.z)
 
     def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""
@@ -304,12 +310,7 @@ class Chain:
         return ""
 
     def begin_warm_up(
-        self,
-        potential: ModelPotential,
-        state: SGMCMCState,
-        energies: dict[str, jax.Array],
-        num_warmup: int,
-        given: bool,
+        self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, given: bool
     ) -> SGMCMCState:
         """
         The initial state of one chain or several, with that of the warm-up.
@@ -326,7 +327,7 @@ class Chain:
 
     def is_sampling(self, state: SGMCMCState) -> jax.Array:
         """Whether the warm-up has ended."""
-        marks = Marks.of(state.marks)
+        marks = RarelyChanging.of(state.marks)
         wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
         return (wraps > 0) | (i > end)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.read_ahead import repeat_with_rows
 from numpyro_sgmcmc.engine.run_check import RunCheck
-from numpyro_sgmcmc.engine.state import Marks, SGMCMCState, axes_of_chains
+from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, axes_of_chains
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.model.centering import fitted
@@ -114,7 +114,7 @@ class Chains:
             diverging=jnp.zeros((), bool),
             # a zero that is mapped like the chains, so that NumPyro's buffers fit from the start
             refused=0 * jnp.isnan(energy).astype(jnp.int32),
-            marks=Marks(0, jnp.uint32(steps), fingerprint, 0).packed(),
+            marks=RarelyChanging(0, jnp.uint32(steps), fingerprint, 0).packed(),
             rng_key=rng_key,
         )
         return state, energies

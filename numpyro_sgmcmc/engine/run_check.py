@@ -22,7 +22,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.engine.chain import Chain
-from numpyro_sgmcmc.engine.state import CHECK, Marks, SGMCMCState, axes_of_chains, stream
+from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.run_scores import RunScores, ScoreAverages
@@ -83,7 +83,7 @@ class RunCheck:
         def add(_, scores):
             # XLA moves what does not depend on the loop out of it, into every transition; the number of places does
             always = scores.places >= 0
-            key_of = partial(stream, use=jnp.where(always, CHECK, 0))
+            key_of = partial(derive_key, use=jnp.where(always, int(Stream.CHECK), 0))
             keys = jax.vmap(key_of)(before.rng_key if jnp.ndim(state.i) else before.rng_key[None])
             z, g = self._over(state, _position), self._over(state, partial(self._gradient, steps), keys)
             z, g = (jnp.where(always, x, 0) for x in (z, g))
@@ -95,7 +95,7 @@ class RunCheck:
         due = sampling & (scores.draws % period == 0)
         scores = lax.fori_loop(0, due.astype(jnp.int32), add, scores)
         if not self.chain.tuned:
-            marks = Marks.of(state.marks)
+            marks = RarelyChanging.of(state.marks)
             i, end = (jnp.ravel(x)[0] for x in (state.i, marks.num_warmup))
             late = ~sampling & (i > end // 2)
             learn = lambda _, scores: scores.learn(self._over(state, _position))  # noqa: E731

@@ -20,14 +20,14 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_sgmcmc.checks.at_construction import check_options
 from numpyro_sgmcmc.checks.before_start import check_before_start, check_resumed, warn_before_run, warn_of_local_moves
 from numpyro_sgmcmc.checks.data_values import check_data, check_finite
-from numpyro_sgmcmc.checks.single_rows import check_start, exchanged_energies
+from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.chains import Chains, chain_for
 from numpyro_sgmcmc.engine.options import listed_options
 from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.progress_bar import Bar
-from numpyro_sgmcmc.engine.state import PROBE, SGMCMCState, raw_key, stream
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, raw_key
 from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
@@ -44,7 +44,7 @@ from numpyro_sgmcmc.types import (
     Sites,
 )
 from numpyro_sgmcmc.utils.compat import slow_threads
-from numpyro_sgmcmc.utils.validation import checked_batch_size, checked_model, is_key
+from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_model, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -115,7 +115,7 @@ class SGMCMC(MCMCKernel):
     default_fields = ("z", "diverging", "step_size", "monitor")  # pyright: ignore[reportAssignmentType]
     missing_step_size = ""  # in kernels whose warm-up cannot choose a step size: what to give
     _frozen = False
-    _transforms: Transforms | None = None  # transforms of the sites; None: those of NumPyro
+    transforms: Transforms | None = None  # of the sites; None: those of NumPyro
 
     def __init__(
         self,
@@ -138,8 +138,8 @@ class SGMCMC(MCMCKernel):
     ):
         check_options(type(self), unknown, step_size, self.missing_step_size)
         self._users_model = checked_model(model)
-        self._model = with_local(model, local)
-        self._chain = chain_of_parts(
+        self.sampled_model = with_local(model, local)  # that of the user, without the latents of its rows
+        self.chain = chain_of_parts(
             *(dynamics, integrator, gradient, rows, step_size),
             init_strategy=init_strategy,
             steps_per_sample=steps_per_sample,
@@ -147,7 +147,7 @@ class SGMCMC(MCMCKernel):
             settings=settings,
             centering=centering,
             check=check,
-            keeps_values=keeps_values(self._model),
+            keeps_values=keeps_values(self.sampled_model),
         )
         self.batch_size = checked_batch_size(batch_size)
         self._bar = Bar()
@@ -164,57 +164,37 @@ class SGMCMC(MCMCKernel):
             )
         object.__setattr__(self, name, value)
 
-    # -- the parts, frozen --------------------------------------------------------------------------------------
-
-    @property
-    def chain(self) -> Chain:
-        """All parts of a chain."""
-        return self._chain
-
-    @property
-    def sampled_model(self) -> Any:
-        """The model that is sampled: that of the user, without the latents of its rows."""
-        return self._model
-
-    @property
-    def transforms(self) -> Transforms | None:
-        """Transforms of the sites; None: those of NumPyro."""
-        return self._transforms
-
-    @property
-    def centering(self) -> Any:
-        """The centring that is given by site, False, or None."""
-        return self._chain.centering
+    # -- the parts of the chain ---------------------------------------------------------------------------------
 
     @property
     def steps_per_sample(self) -> int | None:
         """Integrator steps per draw; None: the number that the warm-up chooses."""
-        return self._chain.steps_per_sample
+        return self.chain.steps_per_sample
 
     @property
     def dynamics(self) -> Any:
         """The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`."""
-        return self._chain.dynamics
+        return self.chain.dynamics
 
     @property
     def integrator(self) -> Integrator:
         """The integrator; usually a word, see :class:`~numpyro_sgmcmc.Splitting`."""
-        return self._chain.integrator
+        return self.chain.integrator
 
     @property
     def gradient(self) -> GradientEstimator:
         """The gradient estimator."""
-        return self._chain.gradient
+        return self.chain.gradient
 
     @property
     def rows(self) -> RowScheme:
         """The row scheme."""
-        return self._chain.rows
+        return self.chain.rows
 
     @property
     def schedule(self) -> Schedule:
         """Step index -> h."""
-        return self._chain.schedule
+        return self.chain.schedule
 
     # -- the contract with MCMC ----------------------------------------------------------------------------------
 
@@ -262,7 +242,7 @@ class SGMCMC(MCMCKernel):
         check_before_start(type(self).__name__, chain, potential, rng_key, num_warmup, init_params)
         check_data(potential, *arguments)
         on_potential = partial(self.compiled, model_args=model_args, model_kwargs=model_kwargs)
-        kernel = self.replace(chain=self._chain.for_run(potential, rng_key, on_potential))
+        kernel = self.replace(chain=self.chain.for_run(potential, rng_key, on_potential))
         mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
         state, first = on_potential(partial(kernel._start, of=(num_warmup, mark), mapped=mapped))(rng_key, init_params)
         if search:
@@ -272,7 +252,9 @@ class SGMCMC(MCMCKernel):
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # in a map over chains the start has no values; another start, made here, has
             with jax.ensure_compile_time_eval():
-                check_start(*on_potential(self._energies_of_a_start)(random.key(0)))
+                energies, exchanged = on_potential(self._energies_of_a_start)(random.key(0))
+                check_energies(energies)
+                check_single_rows(exchanged)
         warn_before_run(potential, chain.rows)
         return state
 
@@ -294,19 +276,20 @@ class SGMCMC(MCMCKernel):
         z, key = state.z, state.rng_key
         if not is_key(rng_key):
             z, key = jax.tree.map(lambda x: x[0], (z, key))
-        key = stream(key, PROBE)
+        key = derive_key(key, Stream.PROBE)
         return state, (z, key, energies, {} if mapped else exchanged_energies(potential, z, key))
 
     def _check_values(
         self, on_potential: Callable, potential: ModelPotential, state: SGMCMCState, first: Any, arguments: tuple
     ) -> None:
         """Checks that need the values at the start."""
-        z, key, *energies = first
+        z, key, energies, exchanged = first
         check_finite(on_potential, potential, z, key, *arguments)
-        check_start(*energies)
+        check_energies(energies)
+        check_single_rows(exchanged)
         phase = jax.tree.map(lambda x: x[0], state.phase) if jnp.ndim(state.i) else state.phase
         self._check_start(on_potential, phase, jnp.ravel(state.step_size)[0])
-        warn_of_local_moves(on_potential, potential, self._model, z, key)
+        warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``."""
@@ -317,14 +300,8 @@ class SGMCMC(MCMCKernel):
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """One MCMC transition: ``steps_per_sample`` steps of every chain in ``state``."""
-        batched = jnp.ndim(state.i) == 1
-        if batched == is_key(state.rng_key):
-            raise ValueError(
-                f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
-                f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
-            )
         potential = self.potential(model_args, model_kwargs)
-        check_resumed(state, potential.prototype, batched)
+        check_resumed(state, potential.prototype)
         return self.chains_for(potential).transition(state, _fingerprint(model_args, model_kwargs))
 
     # -- for those who look at a run or continue it ---------------------------------------------------------------
@@ -335,11 +312,11 @@ class SGMCMC(MCMCKernel):
 
     def potential(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential that is sampled."""
-        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size, self._transforms)
+        return ModelPotential.of(self.sampled_model, model_args, model_kwargs, self._batch_size, self.transforms)
 
     def potential_of_values(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential of NumPyro's unconstrained values."""
-        return ModelPotential.of(self._model, model_args, model_kwargs, self._batch_size)
+        return ModelPotential.of(self.sampled_model, model_args, model_kwargs, self._batch_size)
 
     def compiled(
         self, fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None, *, values: bool = False
@@ -349,20 +326,18 @@ class SGMCMC(MCMCKernel):
 
         :param values: whether the potential is that of NumPyro's unconstrained values.
         """
-        transforms = None if values else self._transforms
-        return compiled(fn, self._model, model_args, model_kwargs, self._batch_size, transforms)
+        transforms = None if values else self.transforms
+        return compiled(fn, self.sampled_model, model_args, model_kwargs, self._batch_size, transforms)
 
     def replace(self, **parts: Any) -> "SGMCMC":
         """A copy with another ``chain``, ``batch_size`` or ``sampled_model``."""
         kernel = copy.copy(self)
-        names = {"chain": "_chain", "sampled_model": "_model"}
-        for name, part in parts.items():
-            object.__setattr__(kernel, names.get(name, name), part)
+        vars(kernel).update(parts)
         return kernel
 
     def chain_for(self, potential: ModelPotential) -> Chain:
         """The chain for a potential."""
-        return chain_for(self._chain, potential)
+        return chain_for(self.chain, potential)
 
     def chains_for(self, potential: ModelPotential) -> Chains:
         """The chains for a potential."""
@@ -382,7 +357,7 @@ class SGMCMC(MCMCKernel):
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> Callable[[Sites], Sites]:
         """Unconstrained -> constrained values, whether or not the arguments contain the values of the other blocks."""
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
-        return jax.jit(partial(constrained_latents, self._model, args, kwargs, transforms=self._transforms))
+        return jax.jit(partial(constrained_latents, self.sampled_model, args, kwargs, transforms=self.transforms))
 
     def refresh(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """The state under new conditioning values, see :meth:`~numpyro_sgmcmc.engine.chain.Chain.refresh`."""
@@ -391,16 +366,16 @@ class SGMCMC(MCMCKernel):
 
     def wrap_model(self, wrapper: Callable) -> "SGMCMC":
         """A copy of this kernel for ``wrapper(model)``."""
-        return self.replace(sampled_model=wrapper(self._model))
+        return self.replace(sampled_model=wrapper(self.sampled_model))
 
     def _energies_of_a_start(self, potential, rng_key):
         rows = potential.some_rows()
-        z = self._chain.start(potential, rng_key, rows, None)
+        z = self.chain.start(potential, rng_key, rows, None)
         return potential.by_site(z, rows, rng_key), exchanged_energies(potential, z, rng_key)
 
     @property
     def _batch_size(self) -> Any:
-        return self._chain.batch_size if self.batch_size is None else self.batch_size
+        return self.chain.batch_size if self.batch_size is None else self.batch_size
 
 
 def _fingerprint(model_args, model_kwargs):

@@ -1,5 +1,6 @@
 """The state of a chain, and the streams of random numbers that are derived from its key."""
 
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import jax
@@ -11,20 +12,23 @@ from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
 from numpyro_sgmcmc.report.report_hook import Collected
 from numpyro_sgmcmc.report.run_scores import RunNumbers, RunScores, ScoreAverages
 from numpyro_sgmcmc.tuning.warm_up import Settings
-from numpyro_sgmcmc.types import BySteps, Phase
-
-# The streams derived from the key of a state. The key itself is not used otherwise.
-NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)
+from numpyro_sgmcmc.types import Phase, TemperatureFromSteps
 
 
-def stream(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:
-    """The key of one of the streams above."""
+class Stream(IntEnum):
+    """The streams derived from the key of a state. The key itself is not used otherwise."""
+
+    NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)
+
+
+def derive_key(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:
+    """The key of a stream."""
     return random.fold_in(rng_key, use)
 
 
 def next_key(rng_key: jax.Array) -> jax.Array:
     """The key of the next transition."""
-    return stream(rng_key, NEXT)
+    return derive_key(rng_key, Stream.NEXT)
 
 
 def raw_key(rng_key: jax.Array) -> jax.Array:
@@ -39,7 +43,7 @@ def raw_key(rng_key: jax.Array) -> jax.Array:
     return rng_key
 
 
-class Marks(NamedTuple):
+class RarelyChanging(NamedTuple):
     """
     Numbers that rarely change, four uint32 in one array: each array of a state costs about 3 us per call.
 
@@ -59,7 +63,7 @@ class Marks(NamedTuple):
         return jnp.stack([jnp.asarray(mark, jnp.uint32) for mark in self])
 
     @classmethod
-    def of(cls, marks: jax.Array) -> "Marks":
+    def of(cls, marks: jax.Array) -> "RarelyChanging":
         """The marks from the array of a state, of one chain or several."""
         return cls(*(marks[..., k] for k in range(4)))
 
@@ -80,10 +84,10 @@ class SGMCMCState(NamedTuple):
     - **rows_state** - position in the sequence of minibatches.
     - **step_size** - size of the last step.
     - **potential_estimate** - minibatch estimate of U at the last evaluation of the gradient: noisy, and not at ``z``.
-    - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``, or ``BySteps()``.
+    - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``, or ``TemperatureFromSteps()``.
     - **diverging** - whether the last transition refused a step that ended in non-finite values or outside the support.
     - **refused** - steps refused in a row.
-    - **marks** - see :class:`Marks`.
+    - **marks** - see :class:`RarelyChanging`.
     - **rng_key** - key of the next transition.
     - **settings** - those that the warm-up has found so far, the same for all chains, see
       :class:`~numpyro_sgmcmc.tuning.warm_up.Settings`. With a centring the position is that of the partially centred
@@ -145,14 +149,14 @@ class SGMCMCState(NamedTuple):
         """The numbers collected with every draw for the checks of :mod:`~numpyro_sgmcmc.report.run_checks`."""
         batched = jnp.ndim(self.i) == 1
         chains = jnp.size(self.i) if batched else 1
-        by_steps = isinstance(self.temperature, BySteps)
+        by_steps = isinstance(self.temperature, TemperatureFromSteps)
         monitor = Monitor(
             chain=jnp.arange(chains) if batched else 0,
             refused=self.refused,
             diverging=self.diverging,
             temperature=jnp.nan if isinstance(self.temperature, tuple) else self.temperature,
             step_size=self.step_size,
-            data_changed=Marks.of(self.marks).data_changed,
+            data_changed=RarelyChanging.of(self.marks).data_changed,
             energy=self.potential_estimate,
             # chains that are tuned one by one have coordinates of their own
             place=projection(self.phase.z if batched else self.z, batched),

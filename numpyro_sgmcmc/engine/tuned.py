@@ -25,7 +25,7 @@ from numpyro_sgmcmc.checks.before_start import check_not_mapped, check_settings_
 from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.engine.chain import Chain, with_given
 from numpyro_sgmcmc.engine.metropolis import is_reversible
-from numpyro_sgmcmc.engine.state import CENTRE, TUNE, SGMCMCState, axes_of_chains, stream
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.potential import ModelPotential
@@ -40,7 +40,7 @@ from numpyro_sgmcmc.tuning.start import best_of_several, descents_of, passes_of
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.tuning.warm_up import Settings
-from numpyro_sgmcmc.types import BySteps, Phase, Rows, Sites
+from numpyro_sgmcmc.types import Phase, Rows, Sites, TemperatureFromSteps
 
 PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
 
@@ -73,12 +73,12 @@ class TunedChain(Chain):
     # -- the start ----------------------------------------------------------------------------------------------
 
     def start(
-        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 1
+        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 0
     ) -> Sites:
         """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
         if self.init_strategy is not None:
             return super().start(potential, rng_key, rows, init_params)
-        descents = self.descents(potential, chains) if init_params is None else 0
+        descents = self.descents(potential, chains) if chains and init_params is None else 0
         z = best_of_several(potential, rng_key, rows, descents, is_contiguous(self.rows))
         return z if init_params is None else with_given(z, init_params)
 
@@ -91,12 +91,7 @@ class TunedChain(Chain):
         return phase, jnp.zeros((), x.dtype), x if self.integrator.carries_gradient else ()
 
     def begin_warm_up(
-        self,
-        potential: ModelPotential,
-        state: SGMCMCState,
-        energies: dict[str, jax.Array],
-        num_warmup: int,
-        given: bool,
+        self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, given: bool
     ) -> SGMCMCState:
         """The initial state; its first transition chooses the settings, but for the centring."""
         several = jnp.ndim(state.i) == 1
@@ -105,9 +100,9 @@ class TunedChain(Chain):
         passes = 0 if given else passes_of(potential, chains * self.descents(potential, chains))
         if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and potential.hierarchical_sites:
             best = _best(state, energies) if several else state
-            key = stream(best.rng_key, CENTRE)
+            key = derive_key(best.rng_key, Stream.CENTRE)
             centering = chosen_centering(potential, best.z, key, is_contiguous(self.rows))
-            passes += passes_of_centering(potential)
+            passes += passes_of_centering(potential, len(centering))
         settings, warm_up = self.tuner.start(potential, chains, num_warmup)
         settings = replace(settings, centering=centering, passes=settings.passes + passes)
         state = state._replace(settings=settings, warm_up=warm_up)
@@ -164,7 +159,7 @@ class TunedChain(Chain):
     def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
         """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""
         temperature = self.dynamics.temperature(new)
-        if isinstance(temperature, BySteps):
+        if isinstance(temperature, TemperatureFromSteps):
             temperature = squared_step(new.z, old.z, h, batched=False)
         d = new.z.size
         return jnp.asarray(True) if isinstance(temperature, tuple) else d * temperature <= PER_COORDINATE * d + BEYOND
@@ -195,7 +190,7 @@ class TunedChain(Chain):
         batched = jnp.ndim(state.i) == 1
         with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
         without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
-        key, key_first = random.split(stream(state.rng_key[0] if batched else state.rng_key, TUNE))
+        key, key_first = random.split(derive_key(state.rng_key[0] if batched else state.rng_key, Stream.TUNE))
         z, phase = with_axis((state.z, state.phase))
         centering, shared = state.settings.centering, self.gradient.shared
         potential = usual.centred(centering)

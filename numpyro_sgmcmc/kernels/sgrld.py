@@ -76,5 +76,5 @@ class SGRLD(SGMCMC):
         super().__init__(model, dynamics, integrator, **options)
 
     @property
-    def _transforms(self) -> Any:  # those of the metric, if it has its own coordinates
+    def transforms(self) -> Any:  # those of the metric, if it has its own coordinates
         return getattr(self.dynamics.D.metric, "transforms", None)

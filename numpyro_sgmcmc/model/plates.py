@@ -11,7 +11,9 @@ from numpyro_sgmcmc.model.structure import Structure
 AUTOMATIC = "automatic"  # a batch_size: the declared sizes, or else those of :func:`automatic_sizes`
 
 
-def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str], local: bool = False) -> dict[str, int]:
+def batch_sizes(
+    structure: Structure, batch_size: Any, gibbs_sites: frozenset[str], local: bool = False
+) -> dict[str, int]:
     """
     Plate -> batch size, for the minibatched plates.
 
@@ -29,7 +31,7 @@ def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str],
             return {}
         chosen = dict(batch_size)
     else:
-        chosen = {_the_data_plate(structure, batch_size, siblings, local): batch_size}
+        chosen = {_the_data_plate(structure, batch_size, gibbs_sites, local): batch_size}
     for name, n in chosen.items():
         if name in structure.in_scan:
             raise ValueError(scan_message(name))
@@ -44,29 +46,29 @@ def batch_sizes(structure: Structure, batch_size: Any, siblings: frozenset[str],
     return declared | chosen
 
 
-def automatic_sizes(structure: Structure, siblings: frozenset[str]) -> dict[str, int]:
+def automatic_sizes(structure: Structure, gibbs_sites: frozenset[str]) -> dict[str, int]:
     """
     Batch sizes of the data plates if none are given: 500 rows, or two per coordinate if that is more. Plates with less
     than twice as many rows are not minibatched.
     """
-    observed, latent = _sides(structure, siblings)
+    observed, latent = _sides(structure, gibbs_sites)
     n = max(500, 2 * sum(site.size for site in structure.prototype.values()))
     sizes = {name: structure.plates[name][0] for name in sorted((observed - latent) & set(structure.plates))}
     return {name: n for name, size in sizes.items() if size > 2 * n}
 
 
-def _sides(structure: Structure, siblings: frozenset[str]) -> tuple[set[str], set[str]]:
+def _sides(structure: Structure, gibbs_sites: frozenset[str]) -> tuple[set[str], set[str]]:
     """Plates with observed sites, and plates with latent sites."""
     observed: set[str] = set()
     latent: set[str] = set()
     for name, site in structure.sites.items():
-        (observed if site.observed and name not in siblings else latent).update(site.plates)
+        (observed if site.observed and name not in gibbs_sites else latent).update(site.plates)
     return observed, latent
 
 
-def _the_data_plate(structure: Structure, batch_size: int, siblings: frozenset[str], local: bool) -> str:
+def _the_data_plate(structure: Structure, batch_size: int, gibbs_sites: frozenset[str], local: bool) -> str:
     """The one plate with observed sites and, unless these may be local, without latent sites."""
-    observed, latent = _sides(structure, siblings)
+    observed, latent = _sides(structure, gibbs_sites)
     candidates = sorted((observed if local else observed - latent) & set(structure.plates))
     if len(candidates) == 1:
         return candidates[0]

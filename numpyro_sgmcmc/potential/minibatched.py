@@ -44,7 +44,7 @@ def checked_structure(
 
     :raises ValueError: for anything that would make the minibatch potential wrong; the message names the site or plate.
     """
-    siblings = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
+    gibbs_sites = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
     whole = _outline_of_all_rows(model, args, kwargs, transforms)
     if isinstance(model, drawn_locally):
         return _with_local_sites(model, args, kwargs, batch_size, transforms, whole)
@@ -52,14 +52,14 @@ def checked_structure(
     _check_latents(whole)
     if batch_size == AUTOMATIC:
         batch_size = None
-        declared = batch_sizes(whole, None, siblings)
-        ours = automatic_sizes(whole, siblings)
+        declared = batch_sizes(whole, None, gibbs_sites)
+        ours = automatic_sizes(whole, gibbs_sites)
         if ours and not declared:
             try:
                 return checked_structure(model, args, kwargs, ours, transforms)
             except ValueError:
                 pass  # the user has not asked for minibatches, so a model that cannot be cut uses all rows
-    sizes = batch_sizes(whole, batch_size, siblings)
+    sizes = batch_sizes(whole, batch_size, gibbs_sites)
     check_declared_in_gibbs(whole, batch_size, kwargs)
     plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}
     for name, site in whole.latents.items():

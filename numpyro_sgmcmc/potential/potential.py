@@ -140,7 +140,7 @@ class ModelPotential:
         potential._weights = weights
         lookups = dict(zip(map(id, self.row_sources), read)) | {id(array): True for array in self.sharded}
         if lookups:
-            serve = lambda x: x.serving(rows.values(), lookups[id(x)]) if id(x) in lookups else x  # noqa: E731
+            serve = lambda x: x.using_rows(rows.values(), lookups[id(x)]) if id(x) in lookups else x  # noqa: E731
             potential.args, potential.kwargs = jax.tree.map(serve, (self.args, self.kwargs))
         return potential
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_sgmcmc.engine.state import Marks
+from numpyro_sgmcmc.engine.state import RarelyChanging
 from numpyro_sgmcmc.runs.segments import Carry, Segments
 
 
@@ -58,5 +58,5 @@ class Pace:
 
 def _steps(carry: Carry) -> int:
     """Steps that the chains have made, including those before their 32-bit counter started again at 0."""
-    wraps = Marks.of(carry.state.marks).wraps
+    wraps = RarelyChanging.of(carry.state.marks).wraps
     return int(np.ravel(carry.state.i)[0]) + 2**32 * int(np.ravel(wraps)[0])

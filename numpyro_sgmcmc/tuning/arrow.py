@@ -44,6 +44,8 @@ class Arrow:
     border: list[jax.Array]
     layout: Layout
 
+    is_rescaled = False
+
     @classmethod
     def diagonal(cls, center: jax.Array, width: jax.Array, layout: Layout) -> "Arrow":
         """Coordinates in which L is a diagonal."""

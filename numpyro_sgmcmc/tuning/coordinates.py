@@ -50,6 +50,10 @@ class Coordinates(NamedTuple):
     center: jax.Array
     scale: jax.Array
 
+    turns = slice(None)  # the coordinates of x whose axes may be turned; None: none
+    is_rescaled = True  # whether the draws of the warm-up rescale L
+    layout = None  # the groups of a hierarchy
+
     def times(self, x: jax.Array) -> jax.Array:
         """L x."""
         return product(self.scale, x)
@@ -74,11 +78,6 @@ class Coordinates(NamedTuple):
         """L."""
         return self.scale
 
-    @property
-    def turns(self) -> slice:
-        """The coordinates of x whose axes may be turned."""
-        return slice(None)
-
     def turned(self, axes: jax.Array) -> "Coordinates":
         """The coordinates whose x is turned to other axes."""
         return self._replace(scale=product(self.scale, axes))
@@ -99,6 +98,9 @@ class LowRank(NamedTuple):
     width: jax.Array
     vectors: jax.Array
     factors: jax.Array
+
+    turns = layout = None
+    is_rescaled = False
 
     def stretched(self, x: jax.Array, factors: jax.Array) -> jax.Array:
         """(I + V diag(factors - 1) V^T) x, for each column if x is a matrix."""
@@ -212,7 +214,7 @@ def sites_at(coordinates: Any, x: Any, prototype: Mapping[str, jax.ShapeDtypeStr
     return x if isinstance(coordinates, Identity) else unraveler(prototype)(coordinates.to_z(x))
 
 
-def in_x(
+def gradient_in_x(
     evaluate: Callable[[Sites], Evaluation], coordinates: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Callable[[Any], Evaluation]:
     """An estimate as a function of x, with its gradient in x."""

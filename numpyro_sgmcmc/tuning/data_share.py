@@ -96,6 +96,6 @@ def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, co
     return lax.fori_loop(0, ROUNDS, choose, (z, written))[1]
 
 
-def passes_of_centering(potential: ModelPotential) -> float:
-    """Rows used by the choice, in passes over the data."""
-    return ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * len(potential.hierarchical_sites))
+def passes_of_centering(potential: ModelPotential, sites: int) -> float:
+    """Rows used by the choice for this number of sites, in passes over the data."""
+    return ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * sites)

@@ -112,7 +112,7 @@ class Tuner:
             transition=jnp.zeros((), jnp.int32),
             begun=jnp.zeros((), jnp.int32),
             num_warmup=jnp.asarray(num_warmup, jnp.int32),
-            moments=Moments.zeros(jnp.zeros((places, chains, d), dtype), isinstance(coordinates, Coordinates)),
+            moments=Moments.zeros(jnp.zeros((places, chains, d), dtype), coordinates.is_rescaled),
             earlier=jnp.zeros((2, d), dtype),
         )
         return settings, warm_up
@@ -197,8 +197,8 @@ class Tuner:
 
         def by_search():
             if self.known is None:
-                layout = getattr(settings.coordinates, "layout", None)
-                law = search(potential, z, key_search, self.dense_mass, is_contiguous(self.rows), layout)
+                how = self.dense_mass, is_contiguous(self.rows), settings.coordinates.layout
+                law = search(potential, z, key_search, *how)
             else:
                 curvature = jnp.asarray(self.known.curvature, x.dtype)
                 law = Found(self.known.coordinates, curvature, jnp.zeros((), x.dtype))
@@ -207,7 +207,7 @@ class Tuner:
 
         def by_draws():
             center = settings.coordinates.to_z(found.mean)
-            if blocks is None and isinstance(settings.coordinates, Coordinates):
+            if blocks is None and settings.coordinates.is_rescaled:
                 factors, vectors = stretch(warm_up.moments, found)
                 into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
                 scale = product(settings.coordinates.scale, product(vectors * factors, vectors.T))
@@ -246,15 +246,15 @@ class Tuner:
     ) -> tuple[Settings, WarmUp, Phase]:
         """Axes, step size and number of steps from what was measured; new momenta are drawn."""
         coordinates, moments = settings.coordinates, warm_up.moments
-        if isinstance(coordinates, LowRank):
+        turns, layout = coordinates.turns, coordinates.layout
+        if turns is None:
             seen = measured(shortened(differences))
         else:
-            turns = coordinates.turns
             seen, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass), turns)
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
-        if isinstance(coordinates, Arrow):
-            seen = pooled(seen, coordinates.layout)
+        if layout is not None:
+            seen = pooled(seen, layout)
         bend = bend_of(bends)
         h = self.rule.step_size(seen, bend, warm_up.largest)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)

@@ -1,13 +1,13 @@
 """Types shared by the subpackages, and the interfaces between them."""
 
-from numpyro_sgmcmc.types.basic import BySteps, Evaluation, Phase, Plate, Rows, RowsState, Schedule, Sites
+from numpyro_sgmcmc.types.basic import Evaluation, Phase, Plate, Rows, RowsState, Schedule, Sites, TemperatureFromSteps
 from numpyro_sgmcmc.types.dynamics import Adaptive, Checked, Dynamics, Flow, Integrator, Thermostatted
 from numpyro_sgmcmc.types.gradients import GradientEstimator
 from numpyro_sgmcmc.types.potentials import Potential, RowScheme
 
 __all__ = [
     "Adaptive",
-    "BySteps",
+    "TemperatureFromSteps",
     "Checked",
     "Dynamics",
     "Evaluation",

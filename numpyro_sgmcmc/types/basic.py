@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
     update: Any
 
 
-class BySteps(NamedTuple):
+class TemperatureFromSteps(NamedTuple):
     """
     Holds no array. It takes the place of the kinetic temperature for a dynamics without momentum and with unit mass,
     whose temperature is estimated from its last step.

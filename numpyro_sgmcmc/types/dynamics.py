@@ -72,7 +72,7 @@ class Dynamics(Protocol):
         return phase._replace(momentum=jax.tree.map(lambda p: -scale * p, phase.momentum))
 
     def temperature(self, phase: Phase) -> Any:
-        """Kinetic temperature, 1 on average; ``()``, or :class:`BySteps`, without a momentum."""
+        """Kinetic temperature, 1 on average; ``()``, or :class:`TemperatureFromSteps`, without a momentum."""
         del phase
         return ()
 

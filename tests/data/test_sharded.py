@@ -115,9 +115,9 @@ def test_lookups(data_as_arguments):
     assert sharded.shape == (12, 2) and len(sharded) == 12 and sharded.dtype == jnp.float32
     np.testing.assert_array_equal(sharded[rows], x[rows])
     np.testing.assert_array_equal(sharded[rows, 1:], x[rows, 1:])
-    np.testing.assert_array_equal(sharded.serving([rows], True)[rows], x[rows])
+    np.testing.assert_array_equal(sharded.using_rows([rows], True)[rows], x[rows])
     misplaced = np.array([12, 1, 2])  # of a device that there is not
-    assert jnp.isnan(sharded.serving([misplaced], True)[misplaced][0]).all()
+    assert jnp.isnan(sharded.using_rows([misplaced], True)[misplaced][0]).all()
     with pytest.raises(TypeError, match="the model asks for all of ShardedRows.*spread over devices"):
         np.mean(sharded)
 

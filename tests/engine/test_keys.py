@@ -91,7 +91,7 @@ def test_the_key_of_the_next_transition_is_no_key_of_a_step():
     kernel = SGHMC(models.gaussian, step_size=1e-3, batch_size=models.B)
     state = kernel.init(random.key(0), 0, None, ARGS, {})._replace(rng_key=key)
     following = kernel.sample(state, ARGS, {}).rng_key
-    steps = chain.stream(key, chain.STEPS)
+    steps = chain.derive_key(key, chain.Stream.STEPS)
     used = np.asarray([random.fold_in(steps, k) for k in range(100)] + [random.fold_in(key, k) for k in range(1, 100)])
     assert not (used == np.asarray(following)).all(1).any()
 

@@ -33,7 +33,7 @@ from numpyro_sgmcmc import (
     weights,
 )
 from numpyro_sgmcmc.tuning import newton
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, in_x, unraveler
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, gradient_in_x, unraveler
 from numpyro_sgmcmc.tuning.low_rank import wide_law
 from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, OUTLYING, Moments, evidence, rotation, score_limit, stretch, together
@@ -517,7 +517,7 @@ def test_gradients_in_x_are_those_of_the_potential_in_x(coordinates):
     unravel = unraveler(prototype)
     energy = lambda z: jnp.sum(jnp.sin(z["a"]) * z["b"]) + z["b"] ** 2  # noqa: E731
     x = jnp.asarray([0.3, -0.7, 1.1])
-    estimate = in_x(lambda z: Evaluation(energy(z), jax.grad(energy)(z), ()), coordinates, prototype)(x)
+    estimate = gradient_in_x(lambda z: Evaluation(energy(z), jax.grad(energy)(z), ()), coordinates, prototype)(x)
     exact = jax.grad(lambda x: energy(unravel(coordinates.to_z(x))))(x)
     np.testing.assert_allclose(estimate.gradient, exact, rtol=2e-5)
     np.testing.assert_allclose(coordinates.to_x(coordinates.to_z(x)), x, rtol=1e-4)
