@@ -4,19 +4,23 @@ configurational temperature :math:`E[(z - m) \cdot \nabla U] / d`, and the infla
 predict (:mod:`~numpyro_sgmcmc.diagnostics.predicted_inflation`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.diagnostics.predicted_inflation import Prediction, epoch_of, predicted
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, Identities, identities
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.remedies import Remedies
+from numpyro_sgmcmc.report.run_verdict import mean_in_words, variance_in_words
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
@@ -24,8 +28,7 @@ from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
 
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 
-OTHER = "Use another parametrisation, or jax_enable_x64"
-BY_HALVING = "Use {run.use.accurate}; step_halving(mcmc, key, ...) shows more"
+OTHER = "Use jax_enable_x64"
 
 CHECKS_WITH_DATA = Checks()
 
@@ -57,6 +60,16 @@ class WithData:
         return None if self.pairs is None else predicted(self.run, self.draws, self.gradients.values, self.pairs)
 
     @property
+    def not_finite(self) -> list[str]:
+        """Names of the arguments in memory that have values that are not finite."""
+        floats = [
+            (name, leaf)
+            for name, leaf in named_leaves(self.run.args, self.run.kwargs)
+            if isinstance(leaf, (np.ndarray, jax.Array)) and jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        return [name for name, leaf in floats if not bool(jnp.isfinite(leaf).all())]
+
+    @property
     def mean_step(self) -> str:
         """Words for the step size of a prediction."""
         return "" if isinstance(self.run.kernel.schedule, Constant) else ", at the mean step size"
@@ -83,35 +96,37 @@ def edge(run: WithData) -> Line | None:
     return Line(share, f"{share:.2%}", seen=seen, size=share) if share else None
 
 
-@CHECKS_WITH_DATA.add("E[dU/dz] = 0", MEAN, "", BY_HALVING)
+@CHECKS_WITH_DATA.add("E[dU/dz] = 0", MEAN, "", "Use {run.use.accurate}")
 def score(run: WithData) -> Line:
     of = run.of
     if of is None:
-        wrong = ~np.isfinite(run.gradients.values).all(-1)
-        seen = (
-            "the gradient is not finite: either the draws are so far away that it overflows, or rows that no step has "
-            "used are not finite or outside the support of their distribution"
-        )
-        return Line(math.nan, f"not finite in {wrong.mean():.1%} of draws", "finite", seen=seen, size=math.inf)
+        shown = f"not finite in {1 - np.isfinite(run.gradients.values).all(-1).mean():.1%} of draws"
+        arguments, remedy = ", ".join(run.not_finite), ""
+        seen = f"the gradient is {shown}" + f", and so are values of {arguments}" * bool(arguments)
+        if arguments:
+            remedy = f"Leave out the rows in which {arguments} is not finite"
+        return Line(math.nan, shown, "finite", seen=seen, size=math.inf, remedy=remedy)
     own, mixed = (of.gradient, of.gradient_error, of.gradient / of.scale), (of.shift, of.shift_error)
-    return _identity(run, own, mixed, MEAN, "the mean is off by {:.2f} sd", f"{MEAN[0]} sd")
+    return _identity(run, own, mixed, MEAN, mean_in_words, f"{MEAN[0]} sd")
 
 
-@CHECKS_WITH_DATA.add("E[(z - m) dU/dz] = 1", VARIANCE, "", BY_HALVING)
+@CHECKS_WITH_DATA.add("E[(z - m) dU/dz] = 1", VARIANCE, "", "Use {run.use.accurate}")
 def virial(run: WithData) -> Line | None:
     of = run.of
     if of is None:
         return None
     own, mixed = (of.virial - 1, of.virial_error, of.virial - 1), (of.inflation, of.inflation_error)
-    return _identity(run, own, mixed, VARIANCE, "the variance is off by {:+.0%}", f"{VARIANCE[0]:.0%}")
+    return _identity(run, own, mixed, VARIANCE, variance_in_words, f"{VARIANCE[0]:.0%}")
 
 
-def _identity(run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], words: str, allowed: str) -> Line:
+def _identity(
+    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], in_words: Callable, allowed: str
+) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves.
     :param mixed: deviation and its standard error, multiplied by the covariance of the draws.
     :param bounds: those of the check.
-    :param words: format string of ``mixed``.
+    :param in_words: coordinate, deviation and error of ``mixed`` -> words.
     :param allowed: the first bound, in words.
     """
     names, limit = run.draws.names, bound(2 * len(run.draws.names), len(run.draws.z), run.ess)
@@ -128,12 +143,13 @@ def _identity(run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, floa
     places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
     by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
     insignificant, overflow = ", not significant" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
-    overflow = f"perhaps the model overflows in the dtype of {overflow}: give it 32 bits. Else " * bool(overflow)
+    overflow = f"perhaps the model overflows in the dtype of {overflow}, " * bool(overflow)
     return Line(
         float(both[k]),
-        f"z = {both[k]:.1f} at {names[k]}, {words.format(effect[k])} (+- {error[k]:.2g}){insignificant}",
+        f"z = {both[k]:.1f}, {in_words(names[k], effect[k], error[k])}{insignificant}",
         f"z <= {limit[k]:.1f}, or less than {allowed}",
-        seen=f"{overflow}{words.format(effect[most])} at {names[most]}, to first order",
+        seen=f"{overflow}{in_words(names[most], effect[most], error[most])}",
+        remedy="Give the model data of 32 bits" if overflow else "",
         size=float(certain.max()),
         error=float(np.median(error)),
         details=numbers(k) | {"bound_z": float(limit[k]), "effect_error": float(error[k]), "by_site": by_site},
@@ -154,7 +170,7 @@ def configurational_temperature(run: WithData) -> Line | None:
 @CHECKS_WITH_DATA.add("inflation predicted from minibatch noise", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
 def inflation_by_noise(run: WithData) -> Line | None:
     of = run.prediction
-    line = of and _predicted(run, of.noise, of.noise_error, "minibatch noise increases the variance of the draws")
+    line = of and _predicted(run, of.noise, of.noise_error, "minibatch noise makes the draws too wide")
     return line and line._replace(shown=line.shown + ", reshuffled" * (epoch_of(run.run) >= 2))
 
 
@@ -170,11 +186,12 @@ def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: st
         certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
     k = int(np.argmax(certain if certain.any() else size))
     known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
+    shown = f"{inflation[k]:+.1%}{known_to} at {names[k]}{run.mean_step}"
     by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
     return Line(
         float(inflation[k]),
-        f"{inflation[k]:+.1%}{known_to} at {names[k]}{run.mean_step}",
-        seen=seen,
+        shown,
+        seen=f"{seen}, predicted variance {shown}",
         size=float(certain.max()),
         error=float(error.max()),
         details={"where": names[k], "by_coordinate": dict(zip(names, inflation.tolist())), "by_site": by_site},
@@ -186,10 +203,9 @@ def stability(run: WithData) -> Line | None:
     if run.prediction is None:
         return None
     stable = run.prediction.stable
-    seen = "the step is close to the stability limit of the narrowest direction, or beyond it"
     shown = ("unstable", "near its limit", "stable")[stable] + run.mean_step
-    remedy = "" if run.use.tuned else f"Use {run.use.stable}, or an inverse_mass_matrix"
-    return Line(stable, shown, seen=seen, size=2 - stable, remedy=remedy)
+    seen = f"the step is {shown} in the narrowest direction"
+    return Line(stable, shown, seen=seen, size=2 - stable)
 
 
 def numbers_by_site(lines: Mapping[str, Line]) -> dict[str, dict[str, Any]]:

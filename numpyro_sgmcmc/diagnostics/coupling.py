@@ -197,7 +197,7 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
             f"{lower[worst]:.3f} to {bound[worst]:.3f} at {names[worst]}",
             f"<= {CLOSE}",
             max(verdicts, key=ORDER.index),
-            f"upper bound of the effect of minibatch noise on the draws, in sds. Use {remedy}",
+            f"minibatch noise moves the draws by up to so many sds. Use {remedy}",
             {"bound": by_site[site], "lower": lower_by_site[site]},
         )
     found = Coupled("Distance to the draws with exact gradients, in sds", lines)

@@ -74,13 +74,8 @@ class WithLocal:
         """What makes draws forget their starts."""
         local = self.local
         if hasattr(local, "moves"):
-            return (
-                f"more moves than {local.moves}, another step_size than {local.step_size:g} (about the width of the "
-                "conditional distribution; a trajectory must not be half a period), or a function for start="
-            )
-        if hasattr(local, "sweeps"):
-            return f"more sweeps than {local.sweeps}, or a function for start="
-        return "more moves in the function, or better starts"
+            return f"more moves than {local.moves}"
+        return f"more sweeps than {local.sweeps}" if hasattr(local, "sweeps") else "more moves in the function"
 
     def over_places(self, fn: Callable, visits: int, rng_key: jax.Array) -> Any:
         """
@@ -181,8 +176,7 @@ def _memory(local, products, more):
     return Line(
         float(slope[worst]),
         f"{slope[worst]:+.1%} +- {error[worst]:.1%} at {names[worst]}, {min(share[worst], 1):.1%} of its variance",
-        seen=f"the draws of {type(local).__name__} for a row depend on where they start, so they are not from its "
-        "conditional distribution, and the posterior of the other sites is wrong",
+        seen=f"the draws of {type(local).__name__} of {names[worst]} depend on where they start",
         size=float(size[worst]),
         details={"where": names[worst], "error": float(error[worst]), "share": float(min(share[worst], 1))},
     )
@@ -192,7 +186,7 @@ def _memory(local, products, more):
     "rows whose local moves are all rejected",
     VARIANCE,
     "<= {0:.0%}",
-    "Use a smaller step_size than {run.local.step_size:g}, or more moves than {run.local.moves}",
+    "Use a smaller step_size than {run.local.step_size:g}",
 )
 def local_moves(run: WithLocal) -> Line | None:
     if not makes_moves(run.run.kernel.sampled_model):
@@ -220,8 +214,7 @@ def local_moves(run: WithLocal) -> Line | None:
     return Line(
         share,
         f"{share:.1%} +- {error:.1%}; {mean.mean():.1%} of the moves accepted",
-        seen=f"local values of {' and '.join(map(repr, sites))} stay at their start, and the posterior of the other "
-        "sites is wrong",
+        seen=f"local values of {' and '.join(map(repr, sites))} stay at their start",
         size=share - 3 * error,
         details={"acceptance": float(mean.mean()), "error": error, "visits": visits, "sites": sites},
     )

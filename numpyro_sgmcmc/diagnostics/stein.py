@@ -90,16 +90,16 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
     z, score = _whitened(draws.z, -found)
     squared, error, at_least = discrepancy(z, score)
     verdict = graded(squared, CLOSE, FAR) if not squared <= CERTAIN * error + at_least else "ok"
+    advice = "the draws are not from the posterior. summary(mcmc, *model_args) shows the cause"
     if verdict == "ok" and not error + at_least <= CLOSE:
-        verdict = "doubtful"
+        verdict, advice = "doubtful", "its error is too large for a verdict. Use a larger num_samples"
     root = float(np.sqrt(max(squared, 0.0)))
     line = Line(
         root,
         f"{root:.3f}, squared {squared:.4f} +- {error + at_least:.4f}",
         f"squared <= {CLOSE}, or not certain",
         verdict,
-        "the draws are not from the posterior: see summary(mcmc, *model_args) for the cause. If the error is large: "
-        "more draws, or larger batches",
+        advice,
         {"squared": squared, "error": error + at_least, "draws": len(draws.flat)},
         "kernel Stein discrepancy",
     )

@@ -187,7 +187,7 @@ def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, L
             f"{bias:.3f} +- {uncertain:.3f}, {where}",
             f"mean .1, sd .05, or within {most:.1f} standard errors of 0",
             verdict,
-            remedy if abs(bias) > most * uncertain else "the standard error is too large to tell: a larger num_samples",
+            f"Use {remedy if abs(bias) > most * uncertain else 'a larger num_samples, as the error is too uncertain'}",
             details | {"bias": bias},
         )
     return lines

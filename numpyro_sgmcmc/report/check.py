@@ -54,7 +54,7 @@ class Check:
         bound, remedy = (text.format(*self.bounds, run=run) for text in (line.bound or self.allowed, self.remedy))
         verdict, seen = graded(line.size, *self.bounds) if bound else "", line.seen
         if verdict == "ok" and not line.error <= UNCERTAIN:
-            verdict, remedy = "doubtful", "Use more draws, or larger batches"
+            verdict, remedy = "doubtful", "Use a larger num_samples"
             seen = f"its standard error is {line.error:.2g}, which is too large for a verdict"
         return line._replace(title=self.title, bound=bound, verdict=verdict, seen=seen, remedy=line.remedy or remedy)
 

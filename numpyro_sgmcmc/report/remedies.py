@@ -1,17 +1,16 @@
-"""What to change after a run that is doubtful. Each remedy is written here, once, for all warnings and tables."""
+"""What to change after a run that is doubtful: one thing for each cause, for all warnings and tables."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor
+from numpyro_sgmcmc.report.statistics import is_arriving, still_falling
 
-REFUSED_FOR = "values that are not finite or out of the support, or to an energy that chance does not allow"
-OTHER_PARAMETERS = (
-    "other parameters of the model (write the effects of groups as Normal(mu, tau): then the warm-up chooses their "
-    "parametrisation)"
-)
-NEARER = "a larger num_warmup, or init_params=find_mode(...)"
+NOISY = 0.05  # a predicted inflation above which minibatch noise is the likely cause
+MORE_WARM_UP, MORE_DRAWS, MORE_ROWS = "a larger num_warmup", "a larger num_samples", "a larger batch_size"
+SMALLER_STEPS = "a smaller step_size"
+OTHER_PARAMETERS = f"{MORE_WARM_UP}; if that does not help, other parameters of the model"
 
 
 class Remedies(NamedTuple):
@@ -21,53 +20,39 @@ class Remedies(NamedTuple):
     """
 
     tuned: bool  # whether the warm-up has chosen the step size
-    noisy: bool = True  # whether there is minibatch noise, if it has
+    noisy: bool = True  # whether there is minibatch noise
+    inflated: bool = False  # whether the warm-up predicts that it matters
+    arriving: bool = False  # whether the chains were still on their way when the draws began
 
     @classmethod
     def of(cls, monitor: Monitor) -> "Remedies":
         """The remedies for the run with this monitor."""
-        tuned = bool(np.any(monitor.num_steps))
-        return cls(tuned, not tuned or bool(np.any(monitor.noise[:, -1])))
+        tuned, inflated = bool(np.any(monitor.num_steps)), not np.all(monitor.inflation[:, -1] <= NOISY)
+        noisy = not tuned or bool(np.any(monitor.noise[:, -1]))
+        return cls(tuned, noisy, inflated, is_arriving(monitor.energy) or still_falling(monitor.energy))
 
     @property
     def accurate(self) -> str:
-        """For draws that step size, minibatch noise or a posterior far from normal have made inaccurate."""
-        if self.tuned:
-            return f"a larger num_warmup{' or batch_size' * self.noisy}, or {OTHER_PARAMETERS}"
-        return (
-            "a smaller step_size, a larger batch_size, friction or diffusion, gradient=ControlVariate(find_mode(...)), "
-            "or more warm-up from a distant start; LocScaleReparam for a funnel"
-        )
+        """For draws that step size, minibatch noise or a distant start have made inaccurate."""
+        if self.arriving:
+            return MORE_WARM_UP
+        return MORE_ROWS if self.tuned and self.noisy and self.inflated else self.stable
 
     @property
     def less_noise(self) -> str:
         """For minibatch noise."""
-        return "a larger batch_size" if self.tuned else f'{self.accurate}; or integrator="NOGIN"'
+        return MORE_ROWS if self.noisy else OTHER_PARAMETERS
 
     @property
     def stable(self) -> str:
         """For steps that are too large, as those that are refused."""
-        return f"{OTHER_PARAMETERS}, or a larger num_warmup" if self.tuned else "a smaller step_size"
+        return OTHER_PARAMETERS if self.tuned else SMALLER_STEPS
 
     @property
     def mixing(self) -> str:
-        """For chains that do not mix, and for too few effective draws."""
-        more = "num_samples or num_warmup" if self.tuned else "num_samples, num_warmup or steps_per_sample"
-        return f"a larger {more}, or init_params=find_mode(...); perhaps there are several modes"
+        """For chains in different regions."""
+        return f"{MORE_WARM_UP}; if that does not help, there are several modes"
 
     def hot(self, mean: float) -> str:
-        """For a kinetic temperature, with its possible causes."""
-        if self.tuned:
-            return (
-                "Perhaps the posterior is far from normal, as with a hierarchy or several modes, or the warm-up was "
-                f"too short. Use {self.accurate}"
-            )
-        if mean > 1:
-            return (
-                "Perhaps the step size is beyond its stability limit, the friction is too small for the noise of the "
-                f"minibatches, or the chain has not converged from a distant start. Use {self.accurate}"
-            )
-        return (
-            "Perhaps thermostats that grew on the way from a distant start, or refused steps, have slowed down the "
-            f"momentum. Use {NEARER}, or a smaller step_size"
-        )
+        """For a kinetic temperature. Thermostats that have grown on the way from a distant start make it too low."""
+        return self.accurate if mean > 1 else MORE_WARM_UP

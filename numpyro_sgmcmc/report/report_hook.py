@@ -16,6 +16,7 @@ import jax
 from jax.core import Tracer
 import numpy as np
 
+from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
@@ -24,6 +25,7 @@ from numpyro_sgmcmc.utils.compat import stack_level
 from numpyro_sgmcmc.utils.significance import worst
 
 logger = logging.getLogger(__name__.partition(".")[0])
+LENGTH = 4 * 100  # characters of a warning: four lines
 ONE = ScoreAverages((("z", 1),))  # a model with one number
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
@@ -89,15 +91,21 @@ def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> 
             f"{last['passes']:.3g} passes over the data in the search; verdict of the check: "
             f"{verdict_on_warm_up(run.scores, run.limit)}."
         )
-    text = ""
-    lines = run.warnings
-    for line in lines:
-        remedy = f" {line.remedy}." * (line.remedy not in text)  # each once
-        text += f"{' Also ' * bool(text)}{line.seen}.{remedy}"
-    if lines:
-        chosen = ", chosen by the warm-up (see numpyro_sgmcmc.settings(mcmc))" * tuned
-        warnings.warn(
-            f"the draws are {worst(*(line.verdict for line in lines))}: {text} The step_size is "
-            f"{last['step_size']:.3g}{chosen}. numpyro_sgmcmc.summary(mcmc, *args) shows more.",
-            stacklevel=stack_level(),
-        )
+    if run.warnings:
+        warnings.warn(_text(run.warnings, last["step_size"]), stacklevel=stack_level())
+
+
+def _text(lines: list[Line], step_size: float) -> str:
+    """The warning: what is wrong first of all, what to do about it, and what else is wrong."""
+    verdict = worst(*(line.verdict for line in lines))
+    first = next(line for line in lines if line.explains or line.verdict == verdict)
+    known = f" The step_size is {step_size:.3g}." * ("step_size" in first.remedy)
+    begin = f"the draws are {verdict}: {first.seen}. {first.remedy}.{known}"
+    end = " numpyro_sgmcmc.summary(mcmc, *args) shows more."
+    others, also = [line.seen.partition(": ")[0] for line in lines if line is not first], ""  # without their causes
+    for k in range(len(others), -1, -1):  # as many as there is room for
+        rest = f" and {len(others) - k} more" * (k < len(others))
+        also = f" Also: {'; '.join(others[:k])}{rest}." * bool(others)
+        if len(begin + also + end) <= LENGTH:
+            break
+    return begin + also + end

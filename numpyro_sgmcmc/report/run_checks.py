@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.remedies import NEARER, OTHER_PARAMETERS, REFUSED_FOR, Remedies
+from numpyro_sgmcmc.report.remedies import MORE_DRAWS, MORE_WARM_UP, Remedies
 from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
 from numpyro_sgmcmc.report.statistics import (
@@ -33,6 +33,7 @@ SELDOM = 0.01  # share of draws with a refused step that is doubtful
 REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 occurs near a hard wall
 MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
 FEW = 100  # effective draws
+WIDE = 1.0  # a larger inflation is not known by a prediction to first order
 
 CHECKS = Checks()  # in the order of a warning: those that explain others first, then the most reliable ones
 
@@ -103,21 +104,13 @@ class Kept:
         return float(sizes[k]), {"where": self.names[k] if self.names else ""}
 
 
-@CHECKS.add(
-    "data",
-    (0, math.inf),
-    "the same",
-    "Start a new run, or resume with the old data, and look for new values that are not finite",
-)
+@CHECKS.add("data", (0, math.inf), "the same", "Start a new run with these data")
 def data(run: Kept) -> Line | None:
-    seen = "the run was resumed with other data than those it was started with"
-    seen += ". Its state (control variates, tables, thermostats) still belongs to the old data"
-    return Line(None, "changed", seen=seen, size=1) if np.any(run.monitor.data_changed) else None
+    seen = "the run was resumed with other data, and its state still belongs to the old ones"
+    return Line(None, "changed", seen=seen, size=1, explains=True) if np.any(run.monitor.data_changed) else None
 
 
-@CHECKS.add(
-    "step size", (0, 0.2), "> 0", "Use a schedule that stays positive, such as Polynomial, or give optax an end value"
-)
+@CHECKS.add("step size", (0, 0.2), "> 0", "Use a schedule that stays positive")
 def step_size(run: Kept) -> Line:
     """A schedule that has ended at 0 freezes the chains."""
     h = np.asarray(run.monitor.step_size, float)
@@ -133,18 +126,17 @@ def refused(run: Kept) -> Line:
     share, ends = float(np.mean(run.monitor.diverging)), float((in_a_row > 0).mean())
     still = 0 if z is None or z.shape[1] == 1 else int((np.ptp(z, axis=1) == 0).all(-1).sum())
     size = ends if ends > REFUSED else min(max(share, ends), REFUSED)
-    seen = f"{max(share, ends):.1%} of the draws have a refused step, and {ends:.1%} end with one. Such a step led"
+    seen = f"{max(share, ends):.1%} of the draws have a refused step, and {ends:.1%} end with one"
     if stuck:
         seen = _what_is_stuck(in_a_row, run.stuck)
     return Line(
         share,
         f"{share:.2%}" + f", {still} chains stand still" * (still > 0),
-        seen=f"{still} chains do not move" if still and not stuck else f"{seen} to {REFUSED_FOR}",
+        seen=f"{still} chains do not move" if still and not stuck else seen,
         size=1.0 if stuck or still else size,
         details={"in_a_row": int(in_a_row.max()), "standing_still": still},
         warns=ends > REFUSED,
         explains=stuck,
-        remedy=f"Use {run.use.stable}. Data on disk or over devices are not checked for such values" if stuck else "",
     )
 
 
@@ -154,7 +146,7 @@ def _what_is_stuck(in_a_row: np.ndarray, stuck: np.ndarray) -> str:
         which = f"every step for a while (up to {most} in a row)"
     numbers = ", ".join(map(str, stuck[:8])) + ", ..." * (len(stuck) > 8)
     chains = f"{len(stuck)} of {len(in_a_row)} chains ({numbers}) have" if len(in_a_row) > 1 else "the chain has"
-    return f"{chains} refused {which}, because these steps led"
+    return f"{chains} refused {which}: they end outside the support, or at an energy that is too high or not finite"
 
 
 @CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "")
@@ -163,13 +155,15 @@ def kinetic_temperature(run: Kept) -> Line | None:
     if not T.size:
         return None
     line, blatant = deviation_from_1(T, run.coordinates), off_temperature(T)
-    line = line._replace(remedy=run.use.hot(line.value))
+    line = line._replace(remedy=f"Use {run.use.hot(line.value)}")
+    cause = ": the steps or the minibatch noise are too large" if line.value > 1 else ": the momentum is slowed down"
+    cause = "" if run.use.arriving else cause
     if blatant:
-        seen = f"the kinetic temperature of the run is {blatant:.3g} instead of 1"
+        seen = f"the kinetic temperature of the run is {blatant:.3g} instead of 1{cause}"
         return line._replace(seen=seen, size=math.inf, explains=True)
-    known_to = f" +- {line.details['error']:.2f}" * math.isfinite(line.details["error"])
+    known_to = f" +- {line.details['error']:.2g}" * math.isfinite(line.details["error"])
     return line._replace(
-        seen=f"the kinetic temperature is {line.value:.3g}{known_to} instead of 1",
+        seen=f"the kinetic temperature is {line.value:.3g}{known_to} instead of 1{cause}",
         error=0.0 if run.draws is None else line.error,  # only a summary says that it cannot tell
         warns=sure_temperature(T, run.coordinates),
     )
@@ -179,10 +173,7 @@ def kinetic_temperature(run: Kept) -> Line | None:
 def squared_steps(run: Kept) -> Line | None:
     jump = np.asarray(run.monitor.jump, float)
     late = float(jump[:, jump.shape[1] // 2 :].mean())
-    seen = (
-        f"the squared steps are {late:.3g} times as large as with the injected noise alone, so the gradients, or their "
-        "minibatch noise, increase the variance of the draws"
-    )
+    seen = f"the squared steps are {late:.3g} times those of the injected noise, so the draws are too wide"
     line = Line(late, f"{late:.3g}", seen=seen, size=long_steps(jump, run.coordinates))
     return line if jump.any() else None  # there is no such number for dynamics with a momentum
 
@@ -190,19 +181,13 @@ def squared_steps(run: Kept) -> Line | None:
 @CHECKS.add("inflation that the warm-up predicts", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
 def tuned_inflation(run: Kept) -> Line | None:
     inflation = float(np.max(run.monitor.inflation[:, -1]))
-    seen = f"minibatch noise is predicted to increase the posterior variances by up to {inflation:.0%}"
+    size = f"by up to {inflation:.0%}" if inflation <= WIDE else "by more than can be predicted"
+    seen = f"minibatch noise increases variances {size}, as predicted"
     line = Line(inflation, f"{inflation:.1%}", seen=seen, size=inflation)
     return line if run.use.tuned or inflation else None
 
 
-@CHECKS.add(
-    "check at the end of the warm-up",
-    (0, math.inf),
-    "",
-    f"Possible causes: a hierarchy (use {OTHER_PARAMETERS}), several modes, parameters that are known only up to a "
-    "rotation or a permutation, a posterior that is far from normal (compare with NUTS on fewer rows), or too short a "
-    "warm-up (use a larger num_warmup)",
-)
+@CHECKS.add("check at the end of the warm-up", (0, math.inf), "", f"Use {MORE_WARM_UP}")
 def warm_up(run: Kept) -> Line | None:
     if not any(run.scores):
         return Line(0.0, "too short for one") if run.use.tuned else None
@@ -211,7 +196,7 @@ def warm_up(run: Kept) -> Line | None:
     if run.verdict.decides:  # not the draws of the warm-up, unless those of the run have not mixed either
         failed = failed_scores([0.0, 0.0, R * (mixing(np.asarray(run.monitor.place, float)) > MIXED)], run.limit)
     z = float(np.maximum(gradient, virial))
-    seen = f"in the second half of the warm-up, in the worst direction, {' and '.join(failed)}"
+    seen = f"{' and '.join(failed)} at the end of the warm-up"
     bound = f"z <= {run.limit:.1f}, R-hat <= {MIXED}"
     numbers = {"gradient": gradient, "virial": virial, "r_hat": R}
     return Line(z, f"z = {z:.1f}, R-hat = {R:.2f}", bound, seen=seen, size=len(failed), details=numbers)
@@ -229,7 +214,7 @@ def failed_scores(scores: Any, limit: float) -> list[str]:
     failed = []
     for score, bound, name, size in zip(scores, (limit, limit, MIXED), names, sizes):
         if not score <= bound:
-            text = "not a number, as gradients at the draws are not finite" if np.isnan(score) else size.format(score)
+            text = "not a number" if np.isnan(score) else size.format(score)
             failed.append(f"{name} is {text}")
     return failed
 
@@ -250,9 +235,9 @@ def run_scores(run: Kept) -> Line | None:
     return Line(numbers.score, shown, seen=found.words(run.averages), size=size, details=numbers._asdict())
 
 
-@CHECKS.add("energy", (0, math.inf), "constant", f"Use {NEARER}")
+@CHECKS.add("energy", (0, math.inf), "constant", f"Use {MORE_WARM_UP}")
 def energy(run: Kept) -> Line | None:
-    seen = "the energy was still falling when the draws began, as after a start far from the mode"
+    seen = "the energy was still falling when the draws began"
     return Line(None, "falls", seen=seen, size=1) if still_falling(run.monitor.energy) else None
 
 
@@ -268,20 +253,21 @@ def r_hat(run: Kept) -> Line | None:
     return Line(R, shown, seen=seen, size=size, details=where)
 
 
-@CHECKS.add("mixing (not correctness): effective draws", (-FEW, math.inf), f">= {FEW}", "Use {run.use.mixing}")
+@CHECKS.add("mixing (not correctness): effective draws", (-FEW, math.inf), f">= {FEW}", f"Use {MORE_DRAWS}")
 def ess(run: Kept) -> Line | None:
     if run.draws is None:
         return None
     with np.errstate(invalid="ignore"):
         size, where = run.worst(-effective(run.draws))
-    return Line(-size, f"{-size:.0f} at {where['where']}", seen="averages are not accurate", size=size, details=where)
+    seen = f"only {-size:.0f} draws of {where['where']} are effective"
+    return Line(-size, f"{-size:.0f} at {where['where']}", seen=seen, size=size, details=where)
 
 
-@CHECKS.add("mixing (not correctness): widths", (VARIANCE[0], math.inf), "<= {0:.0%}", "Use {run.use.mixing}")
+@CHECKS.add("mixing (not correctness): widths", (VARIANCE[0], math.inf), "<= {0:.0%}", f"Use {MORE_DRAWS}")
 def spread(run: Kept) -> Line | None:
     if run.draws is None or len(run.draws) == 1:
         return None
     size, where = run.worst(unequal_spread(run.draws))
     shown = f"{size:.0%} apart at {where['where']}" if size else "no significant difference"
-    seen = "the standard deviations of the chains differ, so that of all draws is not known"
+    seen = f"the standard deviations of {where['where']} differ by {size:.0%} from chain to chain"
     return Line(size, shown, seen=seen, size=size, details=where)

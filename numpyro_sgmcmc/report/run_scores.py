@@ -105,7 +105,7 @@ class ScoreAverages(NamedTuple):
         k = series % d
         for name, size in self.sites:
             if k < size:
-                return ("mean", "variance")[series // d], name if size == 1 else f"{name}, element {k}"
+                return ("mean", "variance")[series // d], name if size == 1 else f"element {k} of {name}"
             k -= size
         raise IndexError(series)
 

@@ -8,6 +8,8 @@ from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, ScoreAverages
 from numpyro_sgmcmc.utils.significance import graded
 
 ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
+UNFIT = "does not fit the gradients at the draws"
+KNOWN = 1.0  # larger errors, in sds or relative to a variance, are not known to first order
 BLIND = 4.0  # a run that would have to be longer by more than this factor is unchecked
 
 
@@ -61,9 +63,8 @@ class RunVerdict(NamedTuple):
             return "the gradients at the draws are not finite"
         what, where = averages.name(int(self.numbers.series))
         if what == "mean":
-            return f"by the gradients at the draws, the mean of {where} is off by {size:+.2g} +- {error:.1g} sd"
-        of = "variance of" if what == "variance" else "variances in the mean over"
-        return f"by the gradients at the draws, the {of} {where} is off by {size:+.0%} +- {error:.0%}"
+            return mean_in_words(where, size, error)
+        return variance_in_words(where if what == "variance" else f"{where}, averaged over the site,", size, error)
 
     def power(self, draws: int) -> str:
         """
@@ -77,3 +78,17 @@ class RunVerdict(NamedTuple):
         if self.needed > 1:
             return f"a verdict needs {self.needed * draws:.2g} draws of each chain"
         return f"sees errors above {numbers.least_shift:.2g} sd, {numbers.least_inflation:.0%} of a variance"
+
+
+def mean_in_words(where: str, size: float, error: float) -> str:
+    """An error of a mean, in sds, which the first identity tells to first order."""
+    if abs(size) > KNOWN:
+        return f"the mean of {where} {UNFIT} ({size:+.2g} +- {error:.2g} sd instead of 0)"
+    return f"the mean of {where} is off by {size:+.2g} +- {error:.2g} sd"
+
+
+def variance_in_words(where: str, size: float, error: float) -> str:
+    """A relative error of a variance, which the second identity tells to first order."""
+    if abs(size) > KNOWN:
+        return f"the variance of {where} {UNFIT} ({1 + size:.2g} +- {error:.2g} instead of 1)"
+    return f"the variance of {where} is off by {size:+.0%} +- {error:.0%}"

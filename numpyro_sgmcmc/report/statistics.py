@@ -9,6 +9,7 @@ from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.utils.significance import VARIANCE
 
 HOT, COLD = 2.0, 0.5  # mean kinetic temperatures of a run that are always reported
+TENTH = 10  # its inverse, the share of draws that are the first ones
 CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
 ENOUGH = 30  # effective draws needed for a reliable standard error
 BLATANT = 10.0  # if the temperature of every draw is higher, a few draws are enough for a report
@@ -38,9 +39,16 @@ def still_falling(energy: np.ndarray) -> bool:
         return False
     late = energy[:, n // 2 :]
     sd = np.maximum(late.std(1), 1e-30)
-    high = energy[:, : n // 10].mean(1) - late.mean(1) > HIGH * sd
+    high = energy[:, : n // TENTH].mean(1) - late.mean(1) > HIGH * sd
     far = (energy[:, 0] - late.mean(1) > FAR * sd) & (energy[:, 0] > late.max(1))  # not just an unusual minibatch
     return bool((high | far).any())
+
+
+def is_arriving(energy: np.ndarray) -> bool:
+    """Whether a chain's energy is higher in each of its first draws, a tenth of them, than in all of its last half."""
+    energy = np.asarray(energy, float)
+    n = energy.shape[1]
+    return n >= 2 * TENTH and bool((energy[:, : n // TENTH].min(1) > energy[:, n // 2 :].max(1)).any())
 
 
 def long_steps(jump: np.ndarray, coordinates: int) -> float:

@@ -19,7 +19,6 @@ from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, WithoutReplacement, settings, su
 from numpyro_sgmcmc.engine import progress_bar
 from numpyro_sgmcmc.engine.progress_bar import Bar
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.report_hook import report
 from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.statistics import beyond_chance, still_falling, sure_error
@@ -329,7 +328,7 @@ def test_a_temperature_that_is_a_little_off():
     options = {"batch_size": 100, "rows": WithoutReplacement(), "num_samples": 2000, "step_size": 4e-3}
     mcmc = make(**options)
     (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params=at(NEAR)))
-    assert "kinetic temperature is 1." in message and "batch_size" in message and "step_size" in message
+    assert "kinetic temperature is 1." in message and "a smaller step_size" in message
     quiet = make(**options | {"batch_size": 1500})
     assert told_of_doubts(lambda: quiet.run(random.key(0), X, Y, init_params=at(NEAR))) == []
 
@@ -366,7 +365,7 @@ def test_langevin_dynamics_of_noisy_minibatches():
         mcmc = MCMC(kernel, num_warmup=20, num_samples=300, num_chains=2, chain_method="vectorized", progress_bar=False)
         told_by[h] = told_of_doubts(lambda mcmc=mcmc: mcmc.run(random.key(0), X, Y, init_params=at(NEAR)))
     (message,) = told_by[2e-3]
-    assert "squared steps" in message and "batch_size" in message and "step_size" in message
+    assert "squared steps" in message and "a smaller step_size" in message
     assert told_by[1e-4] == []
 
 
@@ -388,7 +387,7 @@ def test_a_temperature_that_falls_all_the_time():
     kernel = SGHMC(logistic, step_size=5e-4, friction=5.0, steps_per_sample=10)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=60, num_chains=4, chain_method="vectorized", progress_bar=False)
     (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), X, Y, init_params=at([9.0, -9.0], 4)))
-    assert "kinetic temperature" in message and "warm-up" in message
+    assert "kinetic temperature" in message and "num_warmup" in message
 
 
 @pytest.mark.optimised
@@ -406,7 +405,7 @@ def test_chains_that_never_mixed(method):
         progress_bar=False,
     )
     (message,) = told_of_doubts(lambda: mcmc.run(random.key(0), init_params={"z": jnp.array([-20.0, 20.0])}))
-    assert "do not mix" in message and "steps_per_sample" in message
+    assert "do not mix" in message and "num_warmup" in message
     assert told_of_doubts(lambda: mcmc.run(random.key(0), init_params={"z": jnp.array([20.0, 20.0])})) == []
 
 
@@ -456,9 +455,7 @@ def test_an_inflation_that_the_warm_up_predicts():
     assert "by up to 20%" in message and "batch_size" in message
 
 
-@pytest.mark.parametrize(
-    "num_steps, advice", [(0.0, "a smaller step_size, a larger batch_size"), (4.0, "a larger num_warmup or batch_size")]
-)
+@pytest.mark.parametrize("num_steps, advice", [(0.0, "a smaller step_size"), (4.0, "a larger num_warmup")])
 def test_the_surest_signs_come_first(num_steps, advice):
     """All signs in one warning, and no advice to change a step size that the warm-up has chosen."""
     zeros = np.zeros((2, 400))
@@ -522,7 +519,7 @@ WRONG = {
     "falls": (lambda m: {"energy": m.energy + 1e5 * np.exp(-np.arange(200.0))}, "doubtful", "still falling"),
     "failed": (lambda m: {"virial": np.full_like(m.virial, 20.0)}, "doubtful", "E[(z - m) dU] is 20.0"),
     "no scores": (lambda m: {"gradient": np.full_like(m.gradient, np.nan)}, "doubtful", "E[dU] is not a number"),
-    "noisy": (lambda m: {"inflation": np.full_like(m.inflation, np.nan)}, "wrong", "by up to nan%"),
+    "noisy": (lambda m: {"inflation": np.full_like(m.inflation, np.nan)}, "wrong", "by more than can be predicted"),
     "other data": (lambda m: {"data_changed": m.data_changed | True}, "doubtful", "other data"),
 }
 
@@ -549,12 +546,3 @@ def test_settings_of_a_warm_up_alone():
     mcmc = MCMC(SGHMC(models.gaussian, batch_size=models.B), num_warmup=40, num_samples=20, progress_bar=False)
     mcmc.warmup(random.key(0), models.ROWS)
     assert settings(mcmc)["verdict"] == "unchecked"
-
-
-def test_what_the_user_has_not_set_is_not_to_be_changed():
-    """The warm-up chose the step size, all rows are used, and the data are finite, as the start has checked."""
-    for use in (Remedies(True, False), Remedies(True)):
-        texts = [use.accurate, use.stable, use.mixing, use.hot(4.4), use.hot(0.4)]
-        assert not any("step_size" in text or "steps_per_sample" in text or "friction" in text for text in texts)
-        assert any("batch_size" in text for text in texts) == use.noisy
-    assert "smaller step_size" in Remedies(False).stable
