@@ -71,11 +71,12 @@ print(f"{found['passes']:.0f} passes over the data in the search, verdict of the
 # ------------------
 # R-hat and the effective sample size, in the table above, show that the chains move and agree with each other. They do
 # not show that the chains agree with the posterior, because a stochastic-gradient sampler has no acceptance test.
-# ``summary`` checks that. For most of its lines the value for draws from the posterior is known, and each has a
-# verdict.
+# ``summary`` checks that. It says what is wrong or doubtful, and which errors would have been found. For most of its
+# lines the value for draws from the posterior is known, and each has a verdict; ``all`` shows them.
 
 table = summary(mcmc, X, y)
 print(table)
+print(table.all())
 assert table.verdict == "right"
 
 # %%

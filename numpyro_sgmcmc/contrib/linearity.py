@@ -20,14 +20,14 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.report.check import Line
 
 LINEAR, HALF = 0.8, 0.5  # smallest R^2 that is ok, and doubtful
 BLOCKS = 10  # blocks of draws, which alternate between fit and test
 
 
-def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model_kwargs: Any) -> Summary:
+def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model_kwargs: Any) -> Table:
     r"""
     Held-out :math:`R^2` of a linear fit to the score: whether control variates and a fixed mass can be trusted.
 
@@ -90,7 +90,7 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
             "will not help much. Reparametrise (LocScaleReparam for a funnel), and compare with NUTS on fewer rows",
             {"where": draws.names[worst], "r2": found[at]},
         )
-    return Summary("R^2 of a linear fit to the score", lines)
+    return Table("R^2 of a linear fit to the score", lines)
 
 
 def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from numpyro_sgmcmc.diagnostics.coupling import Coupled
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Run
-from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.diagnostics.table import Table
 
 RIGHT, WRONG, GREY = "#009E73", "#D55E00", "#999999"  # from the colour-blind-safe palette of Okabe & Ito
 COLOURS = {"ok": RIGHT, "doubtful": "#E69F00", "wrong": WRONG, "": GREY}
@@ -35,11 +35,11 @@ def _check_found(found: Any, function: str, field: str) -> None:
     :param str field: that only the lines of this function's result have.
     :raises TypeError: if ``found`` is not a result of the function.
     """
-    if not isinstance(found, Summary) or not all(field in line.details for line in found.lines.values()):
+    if not isinstance(found, Table) or not all(field in line.details for line in found.lines.values()):
         raise TypeError(f"found= must be the result of {function}, not another {type(found).__name__}.")
 
 
-def plot_step_halving(found: Summary, ax: Any = None, of: str = "sd") -> Any:
+def plot_step_halving(found: Table, ax: Any = None, of: str = "sd") -> Any:
     """
     The change of a mean or an sd from its value at h, in sds, against the step size: at h, at h / 2, and extrapolated
     to 0.
@@ -67,7 +67,7 @@ def plot_step_halving(found: Summary, ax: Any = None, of: str = "sd") -> Any:
     return ax
 
 
-def plot_temperatures(found: Summary, ax: Any = None) -> Any:
+def plot_temperatures(found: Table, ax: Any = None) -> Any:
     """
     The configurational temperature of each site, and the kinetic temperature, compared with 1.
 
@@ -75,7 +75,7 @@ def plot_temperatures(found: Summary, ax: Any = None) -> Any:
     :param ax: axes, or None.
     :raises ValueError: for a summary without the data.
     """
-    if not isinstance(found, Summary) or "configurational_temperature" not in found:
+    if not isinstance(found, Table) or "configurational_temperature" not in found:
         raise ValueError("found has no configurational temperature. Give summary the data: summary(mcmc, *model_args).")
     ax = _axes(ax)
     by_site = dict(found["configurational_temperature"]["by_site"])
@@ -157,7 +157,7 @@ def plot_coupling(found: Coupled, ax: Any = None) -> Any:
     return ax
 
 
-def plot_compare(found: Summary, ax: Any = None) -> Any:
+def plot_compare(found: Table, ax: Any = None) -> Any:
     """
     Errors of means against errors of sds, with their standard errors.
 

@@ -20,7 +20,7 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, Identities, identities
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.report.run_verdict import mean_in_words, variance_in_words
+from numpyro_sgmcmc.report.run_verdict import mean_in_words, power_in_words, variance_in_words
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
@@ -28,6 +28,7 @@ from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
 
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 
+REFUTED = 0.5  # the share of a prediction which the draws would have to show at least
 OTHER = "Use jax_enable_x64"
 
 CHECKS_WITH_DATA = Checks()
@@ -53,6 +54,11 @@ class WithData:
     def ess(self) -> np.ndarray:
         """Effective draws of each coordinate."""
         return effective(self.draws.z)
+
+    @cached_property
+    def limit(self) -> np.ndarray:
+        """The bounds of the z-scores of the identities, by coordinate."""
+        return bound(2 * len(self.draws.names), len(self.draws.z), self.ess)
 
     @cached_property
     def prediction(self) -> Prediction | None:
@@ -87,6 +93,18 @@ def gradient_facts(run: WithData) -> dict[str, Line]:
     bits = f", {', '.join(of.widened)} in 32 bits" * bool(of.widened)
     shown = f"{n} draws, {'all rows' if of.whole else f'{of.rows} fresh rows'} each{bits}"
     return {"looked_at": Line(n, shown, details={"passes": of.passes}, title="gradients evaluated")}
+
+
+def power(run: WithData) -> dict[str, Line]:
+    """A line without a check: the errors that the identities would have shown in the worst global coordinate."""
+    if run.of is None:
+        return {}
+    plates = {name: site.plates for name, site in run.run.potential.structure.latents.items()}
+    inside = np.array([bool(plates[site]) for site in run.draws.sites])
+    errors = np.stack([run.of.shift_error, run.of.inflation_error]) * run.limit
+    shift, inflation = errors[:, ~inside | inside.all()].max(1).tolist()
+    shown = power_in_words(shift, inflation)
+    return {"power": Line(shift, shown, details={"inflation": inflation}, title="power")}
 
 
 @CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)
@@ -129,7 +147,7 @@ def _identity(
     :param in_words: coordinate, deviation and error of ``mixed`` -> words.
     :param allowed: the first bound, in words.
     """
-    names, limit = run.draws.names, bound(2 * len(run.draws.names), len(run.draws.z), run.ess)
+    names, limit = run.draws.names, run.limit
     (_, _, size), (effect, error) = own, mixed
     with np.errstate(divide="ignore", invalid="ignore"):
         z, z_mixed = (np.nan_to_num(np.abs(of[0]) / of[1]) for of in (own, mixed))
@@ -180,18 +198,28 @@ def inflation_by_step(run: WithData) -> Line | None:
     return of and _predicted(run, of.step, np.zeros_like(of.step), "the step is too large for the integrator")
 
 
+def _not_refuted(run: WithData, inflation: np.ndarray) -> np.ndarray:
+    """The predicted inflations, as far as they are within the limits that the second identity of the draws leaves."""
+    if run.of is None:
+        return inflation
+    low, high = (run.of.inflation + sign * run.limit * run.of.inflation_error for sign in (-1, 1))
+    return np.clip(inflation, np.minimum(low, 0), np.maximum(high, 0))
+
+
 def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: str) -> Line:
-    size, names = np.abs(inflation), run.draws.names
+    size, names = np.abs(_not_refuted(run, inflation)), run.draws.names
     with np.errstate(invalid="ignore"):  # of infinite inflations
         certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
     k = int(np.argmax(certain if certain.any() else size))
+    k = k if size.any() else int(np.argmax(np.abs(inflation)))
     known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
     shown = f"{inflation[k]:+.1%}{known_to} at {names[k]}{run.mean_step}"
+    shown += ", which the draws refute" * bool(size[k] < REFUTED * abs(inflation[k]))
     by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
     return Line(
         float(inflation[k]),
         shown,
-        seen=f"{seen}, predicted variance {shown}",
+        seen=f"{seen}: the predicted error of their variance is {shown}",
         size=float(certain.max()),
         error=float(error.max()),
         details={"where": names[k], "by_coordinate": dict(zip(names, inflation.tolist())), "by_site": by_site},

@@ -27,7 +27,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, with_changes
 from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws, coordinate_names
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
-from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
@@ -43,7 +43,7 @@ CLOSE, FAR = 0.1, 0.15  # in sds: upper bounds up to CLOSE are ok, lower bounds 
 ASSIGNED = 1000  # draws that are paired by an optimal assignment over all coordinates
 
 
-class Coupled(Summary):
+class Coupled(Table):
     """
     - **bound** - site -> bounds for its coordinates, in sds.
     - **joint** - bound for all coordinates together, in the unconstrained units of z.

@@ -29,7 +29,7 @@ def run_facts(run: Run, seconds: float | None) -> dict[str, Line]:
     shown, details = plain(evaluations), {}
     if seconds is not None:
         details["per_second"] = evaluations / seconds
-        shown += f", {plain(evaluations / seconds)} a second"
+        shown += f", in {plain(seconds)} s: {plain(evaluations / seconds)} a second"
     lines["gradient_evaluations"] = Line(evaluations, shown, details=details, title="gradient evaluations")
     if isinstance(kernel.dynamics, Thermostatted):
         lines["thermostat"] = _thermostat(run)

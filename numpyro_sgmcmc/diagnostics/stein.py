@@ -30,7 +30,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
 from numpyro_sgmcmc.utils.significance import graded
@@ -41,7 +41,7 @@ CERTAIN = 4.0  # standard errors of a significant discrepancy
 CLOSE, FAR = 0.1, 0.3  # KSD^2, for scores with unit variance per coordinate: shifts of about .1 sd and .3 sd
 
 
-def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model_kwargs: Any) -> Summary:
+def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model_kwargs: Any) -> Table:
     r"""
     The kernel Stein discrepancy between the draws and the posterior, with the inverse multiquadric kernel.
 
@@ -103,7 +103,7 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
         {"squared": squared, "error": error + at_least, "draws": len(draws.flat)},
         "kernel Stein discrepancy",
     )
-    return Summary("Distance of the draws to the posterior", {"ksd": line})
+    return Table("Distance of the draws to the posterior", {"ksd": line})
 
 
 def _whitened(z: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

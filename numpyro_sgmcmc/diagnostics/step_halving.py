@@ -24,7 +24,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, last_step, with_changes
 from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
-from numpyro_sgmcmc.diagnostics.table import Summary, plain
+from numpyro_sgmcmc.diagnostics.table import Table, plain
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.schedules import Constant
@@ -44,7 +44,7 @@ def step_halving(
     num_samples: int | None = None,
     num_warmup: int | None = None,
     **model_kwargs: Any,
-) -> Summary:
+) -> Table:
     r"""
     Estimates the bias from the step size or the minibatches, by continuing the chains at h, and at h / 2 with twice the
     steps per draw.
@@ -116,7 +116,7 @@ def step_halving(
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
         note += f" The step size changes during the run; this is the bias at its last value, {plain(last_step(run))}."
-    return Summary(f"The change by {what}", lines, note)
+    return Table(f"The change by {what}", lines, note)
 
 
 def order(kernel: SGMCMC, minibatched: bool) -> int:

@@ -21,13 +21,20 @@ from jax import random
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.checks_with_data import CHECKS_WITH_DATA, WithData, gradient_facts, numbers_by_site
+from numpyro_sgmcmc.diagnostics.checks_with_data import (
+    CHECKS_WITH_DATA,
+    WithData,
+    gradient_facts,
+    numbers_by_site,
+    power,
+)
 from numpyro_sgmcmc.diagnostics.local_checks import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.run_facts import run_facts
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
 from numpyro_sgmcmc.utils.monte_carlo import r_hat
 
@@ -54,7 +61,8 @@ def summary(
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
         ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is
-        too short; ``str()`` a table; ``.by_site`` has the identities, the temperature and the predicted inflations of
+        too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
+        ``.all()`` is the whole table; ``.by_site`` has the identities, the temperature and the predicted inflations of
         each site, for its worst coordinate.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
     :raises ValueError: if there was no run yet, there are fewer than 8 draws of each chain, or the data are not those
@@ -101,12 +109,13 @@ def summary(
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
         note = f"These lines do not detect every bias. {more}"
+        lines["power"] = _power(kept)
         return Summary("Verdict", lines, note, checked=_is_checked(run, kept))
     key_scores, key_pairs, key_local = random.split(run.key, 3)
     found = gradients(run, draws, key_scores)
     normal = np.isfinite(found.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
     data = WithData(run, draws, found, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
-    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data)
+    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data) | power(data)
     if normal:
         lines |= local_lines(run, draws, key_local)
     return Summary("Verdict", lines, by_site=numbers_by_site(lines))
@@ -116,6 +125,13 @@ def _kept(run: Run, draws: Draws) -> Kept:
     limit = np.inf if run.warm_up is None else run.warm_up.score_limit
     with np.errstate(invalid="ignore"):
         return Kept(run.monitor, run.state.averages, limit, r_hat(draws.z), draws.z, draws.names)
+
+
+def _power(kept: Kept) -> Line:
+    """A line without a check: the errors that the identities during the run would have shown."""
+    numbers, draws = kept.verdict.numbers, kept.monitor.step_size.shape[1]
+    shown = kept.verdict.power(draws) if kept.verdict.verdict else "not known, as there are no gradients at the draws"
+    return Line(numbers.least_shift, shown, details={"inflation": numbers.least_inflation}, title="power")
 
 
 def _is_checked(run: Run, kept: Kept) -> bool:

@@ -1,4 +1,4 @@
-"""A table of verdicts: text in a terminal, HTML in a notebook, a mapping for programs."""
+"""Tables of verdicts: text in a terminal, HTML in a notebook, a mapping for programs."""
 
 from collections.abc import Iterator, Mapping
 import html
@@ -11,9 +11,16 @@ from numpyro_sgmcmc.utils.significance import ORDER, worst
 WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # verdict of a line -> verdict of a run
 COLOURS = {"ok": "#009E73", "doubtful": "#E69F00", "wrong": "#D55E00"}
 SITES = 20  # maximal number of sites that are printed
+WIDTH = 100  # of the text
+IN_SHORT = {  # what a summary says of every run: the lines, and how they are shown
+    "power": {"power": "{}"},
+    "mixing": {"r_hat": "R-hat {}", "ess": "effective draws {}"},
+    "draws": {"draws": "{}", "steps": "{} steps of a chain"},
+    "cost": {"passes": "{} passes over the data", "gradient_evaluations": "gradient evaluations {}"},
+}
 
 
-class Summary(Mapping):
+class Table(Mapping):
     """
     Line -> a dict of its ``value``, ``bound``, ``verdict``, ``advice`` and further numbers. ``str()`` is a text table.
 
@@ -57,14 +64,19 @@ class Summary(Mapping):
         return len(self.lines)
 
     def __str__(self) -> str:
+        return self.all()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def all(self) -> str:
+        """The whole table."""
         text = [f"{self.title}: {self.verdict}", "", *_aligned(self._rows)]
         if self.by_site:
             text += ["", *_aligned(self._rows_of_sites)]
         rest = ["", *(f"{name}: {advice}" for name, advice in self.advice)] if self.advice else []
         rest += ["", self.note] if self.note else []
-        return "\n".join(text + [textwrap.fill(line, 100, subsequent_indent="  ") for line in rest])
-
-    __repr__ = __str__
+        return "\n".join(text + [_wrapped(line) for line in rest])
 
     @property
     def advice(self) -> list[tuple[str, str]]:
@@ -94,10 +106,54 @@ class Summary(Mapping):
         return f"<b>{title}</b>{tables}<ul>{advice}</ul><p>{note}</p>"
 
 
+class Summary(Table):
+    """
+    The checks of a run. ``str()`` says in short what is wrong or doubtful, which errors would have been found, and what
+    the run was; :meth:`all` is the whole table.
+    """
+
+    def __str__(self) -> str:
+        told = [f"{verdict}: {text}" for verdict, text in self._doubts]
+        rest = [*_aligned(self._in_short), _wrapped(self.note), "print(summary(...).all()) shows all lines."]
+        return "\n".join([f"{self.title}: {self.verdict}", *map(_wrapped, told), *(line for line in rest if line)])
+
+    def _repr_html_(self) -> str:
+        told = "".join(f"<tr>{_cell(verdict)}<td>{html.escape(text)}</td></tr>" for verdict, text in self._doubts)
+        title = html.escape(f"{self.title}: {self.verdict}")
+        shown = f"<b>{title}</b><table>{told}</table>{_html(self._in_short)}"
+        return f"{shown}<details><summary>all lines</summary>{super()._repr_html_()}</details>"
+
+    @property
+    def _doubts(self) -> list[tuple[str, str]]:
+        """Verdict and text of the lines that are not ok, the worst first, and each remedy once."""
+        doubts, told = [], set()
+        failed = [(key, line) for key, line in self.lines.items() if line.failed]
+        for key, line in sorted(failed, key=lambda item: -ORDER.index(item[1].verdict)):
+            text = line.advice if line.remedy not in told else f"{line.seen}."
+            doubts.append((line.verdict, f"{line.title or key}: {text}"))
+            told.add(line.remedy)
+        return doubts
+
+    @property
+    def _in_short(self) -> list[tuple[str, ...]]:
+        rows = []
+        for name, shown in IN_SHORT.items():
+            parts = [text.format(self.lines[key].shown) for key, text in shown.items() if key in self.lines]
+            rows += [(name, "; ".join(parts))] * bool(parts)
+        return rows
+
+
 def _html(rows: list[tuple[str, ...]]) -> str:
-    style = {verdict: f' style="color:{colour}"' for verdict, colour in COLOURS.items()}
-    cells = [[f"<td{style.get(cell, '')}>{html.escape(cell)}</td>" for cell in row] for row in rows]
-    return "<table>" + "".join(f"<tr>{''.join(row)}</tr>" for row in cells) + "</table>"
+    return "<table>" + "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows) + "</table>"
+
+
+def _cell(text: str) -> str:
+    style = f' style="color:{COLOURS[text]}"' if text in COLOURS else ""
+    return f"<td{style}>{html.escape(text)}</td>"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -39,7 +39,8 @@ def to_arviz(
 
     In addition to ``az.from_numpyro``, the group ``sample_stats`` has ``weight``, ``temperature``, ``refused`` (steps
     refused in a row) and, if it was collected, the ``thermostat`` of each site. The attributes of ``posterior`` are
-    ``settings``, ``versions`` and ``verdicts`` as JSON, and ``verdict`` of :func:`~numpyro_sgmcmc.summary`.
+    ``settings``, ``versions``, and the ``verdict`` of :func:`~numpyro_sgmcmc.summary` with its ``lines`` and their
+    ``verdicts``; all but the verdict as JSON.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
     :param model_args: arguments of the model, for a summary with the data; none: the verdict uses only the fields that
@@ -89,6 +90,7 @@ def to_arviz(
         "settings": json.dumps(_settings(run)),
         "versions": json.dumps({name: version(name) for name in PACKAGES}),
         "verdict": found.verdict,
+        "lines": json.dumps({key: line.shown for key, line in found.lines.items()}),
         "verdicts": json.dumps({key: line.verdict for key, line in found.lines.items() if line.verdict}),
     }
     if correction is not None:

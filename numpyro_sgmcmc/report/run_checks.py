@@ -117,7 +117,7 @@ def step_size(run: Kept) -> Line:
     last, ended = float(h[:, -1].mean()), float((h <= 0).mean())
     shown = f"{last:.3g}{', at the end' * (not np.allclose(h, last, atol=0))}"
     shown += f", 0 in {ended:.1%} of draws" * (ended > 0)
-    return Line(last, shown, seen="draws after a step of size 0 repeat the one before", size=ended, warns=False)
+    return Line(last, shown, seen="a step of size 0 repeats the draw before", size=ended, warns=False)
 
 
 @CHECKS.add("draws with a refused step", (SELDOM, REFUSED), "<= {0:.0%}", "Use {run.use.stable}")

@@ -77,7 +77,14 @@ class RunVerdict(NamedTuple):
             return "gradients are not finite"
         if self.needed > 1:
             return f"a verdict needs {self.needed * draws:.2g} draws of each chain"
-        return f"sees errors above {numbers.least_shift:.2g} sd, {numbers.least_inflation:.0%} of a variance"
+        return power_in_words(numbers.least_shift, numbers.least_inflation)
+
+
+def power_in_words(shift: float, inflation: float) -> str:
+    """The smallest errors that would have been found."""
+    if max(shift, inflation) > KNOWN:
+        return f"not even errors of {KNOWN:g} sd of a mean and {KNOWN:.0%} of a variance would have been found"
+    return f"errors above {shift:.2g} sd of a mean and {inflation:.0%} of a variance would have been found"
 
 
 def mean_in_words(where: str, size: float, error: float) -> str:

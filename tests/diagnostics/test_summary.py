@@ -441,7 +441,7 @@ def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, 
     prediction = Prediction(*map(np.array, ([0.0, inflation], [0.0, error], [0.0, 0.0], [1.0, 1.0])), 2, np.eye(2))
     monkeypatch.setattr(checks_with_data, "predicted", lambda *_: prediction)
     draws: Any = SimpleNamespace(z=np.zeros((4, 100, 2)), names=["a", "b"], sites=["a", "b"])
-    gradients: Any = SimpleNamespace(values=None)
+    gradients: Any = SimpleNamespace(values=np.full((4, 100, 2), np.nan))  # no identities
     run: Any = SimpleNamespace(
         kernel=SGHMC(regression, rows=WithoutReplacement(), **RIGHT), potential=SimpleNamespace(plates={})
     )
@@ -449,6 +449,21 @@ def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, 
     line = checks_with_data.CHECKS_WITH_DATA["inflation_by_noise"].line(data)
     assert line is not None and line.verdict == verdict
     assert ("standard error" in line.advice) == (error > 0.15)
+
+
+@pytest.mark.parametrize("width, verdict", [(1.0, "ok"), (2.5, "wrong")])
+def test_a_prediction_that_the_draws_refute_is_not_the_verdict(width, verdict, monkeypatch):
+    """Draws of N(0, 1), or of one that is as wide as predicted: 2.5^2 = 1 + 5.25."""
+    z = width * np.random.default_rng(0).normal(size=(4, 500, 2))
+    prediction = Prediction(*map(np.array, ([5.25, 0.0], [0.05, 0.0], [0.0, 0.0], [1.0, 1.0])), 2, np.eye(2))
+    monkeypatch.setattr(checks_with_data, "predicted", lambda *_: prediction)
+    draws: Any = SimpleNamespace(z=z, names=["a", "b"], sites=["a", "b"])
+    kernel = SGHMC(regression, rows=WithoutReplacement(), **RIGHT)
+    run: Any = SimpleNamespace(kernel=kernel, potential=SimpleNamespace(plates={}))
+    gradients: Any = SimpleNamespace(values=z)
+    data = checks_with_data.WithData(run, draws, gradients, Remedies(False), np.zeros((2, 2)))
+    line = checks_with_data.CHECKS_WITH_DATA["inflation_by_noise"].line(data)
+    assert line is not None and line.verdict == verdict and ("refute" in line.shown) == (verdict == "ok")
 
 
 @pytest.mark.slow
@@ -579,9 +594,14 @@ def test_a_table_for_people_and_a_dict_for_programs():
     mcmc = run()
     found = summary(mcmc, X, Y, seconds=2.0)
     assert dict(found)["score"]["where"].startswith("w[")
-    lines = str(found).splitlines()
-    assert lines[0] == "Verdict: right" and any(line.startswith("E[dU/dz] = 0") for line in lines)
+    short, lines = str(found).splitlines(), found.all().splitlines()
+    assert short[0] == lines[0] == "Verdict: right" and len(short) <= 10 and max(map(len, short)) <= 100
+    for words in ("power   errors above 0.", "R-hat 1.0", "4 x 500", "in 2 s", ".all()"):
+        assert any(words in line for line in short)
+    assert any(line.startswith("E[dU/dz] = 0") for line in lines)
     assert max(map(len, lines)) < 160
+    power = found["power"]  # limits of errors that are known from as many gradients of right draws
+    assert 0.02 < power["value"] < 0.3 and 0.02 < power["inflation"] < 0.5
     assert found.by_site.keys() == {"w"} and found.by_site["w"]["verdict"] == "ok"
     assert found.by_site["w"]["virial"] == found["virial"]["by_site"]["w"]["z"]
     assert any(line.startswith("w ") for line in lines) and "<td>w</td>" in found._repr_html_()
@@ -672,7 +692,7 @@ def ends(i):
 def test_a_schedule_that_ends_at_0(num_samples, verdict):
     mcmc = short(SGLD(models.gaussian, step_size=ends), ROWS, num_samples=num_samples)
     found = summary(mcmc, ROWS)
-    assert found["step_size"]["verdict"] == verdict and "in " in str(found) and "stays positive" in str(found)
+    assert found["step_size"]["verdict"] == verdict and "in " in found.all() and "stays positive" in str(found)
     numbers = [line["value"] for line in found.values()]
     assert np.isfinite(numbers).all()
     for function in (step_halving, couple):
@@ -698,7 +718,7 @@ def test_inflations_are_those_of_the_mean_step():
     mcmc = short(kernel, ROWS, num_warmup=50, num_samples=200, num_chains=4)
     found = summary(mcmc, ROWS)
     assert found["inflation_by_step"]["value"] == pytest.approx(1 / (1 - 0.4 / 2) - 1, rel=0.1)
-    assert "at the mean step size" in str(found)
+    assert "at the mean step size" in found.all()
 
 
 @pytest.mark.optimised
@@ -729,7 +749,7 @@ def test_narrow_data_that_overflow(largest, verdict):
     kernel = SGHMC(squares, step_size=0.02, friction=5.0, steps_per_sample=20)
     found = summary(short(kernel, x, y, num_samples=500), x, y)
     assert found["score"]["verdict"] == {"right": "ok"}.get(verdict, verdict), str(found)
-    assert "argument 1 in 32 bits" in str(found)
+    assert "argument 1 in 32 bits" in found.all()
     assert found["score"]["advice"].startswith("perhaps the model overflows in the dtype of argument 1")
 
 
@@ -743,7 +763,7 @@ def bits(x):
 def test_a_model_that_needs_narrow_data_keeps_them():
     x = np.arange(models.N).astype(np.uint8)
     found = summary(short(SGLD(bits, step_size=1e-2), x), x)
-    assert np.isfinite(found["score"]["value"]) and "32 bits" not in str(found)
+    assert np.isfinite(found["score"]["value"]) and "32 bits" not in found.all()
 
 
 def test_errors():

@@ -93,6 +93,7 @@ def test_a_run_of_few_draws_is_saved_too():
     idata = to_arviz(mcmc, X)
     assert idata.posterior["mu"].shape == (1, 3)
     assert {"refused", "ess"} <= set(json.loads(idata.posterior.attrs["verdicts"]))
+    assert json.loads(idata.posterior.attrs["lines"])["draws"] == "1 x 3"
 
 
 def test_log_likelihood_of_some_rows():

@@ -174,7 +174,7 @@ def test_a_summary_knows_the_mass(word):
         np.testing.assert_allclose(noise.inflation["weights"], heat, rtol=1e-5)
     else:
         assert np.abs(noise.inflation["weights"]).max() < 0.1
-    assert "weights" in str(summary(mcmc, *data))
+    assert "weights" in summary(mcmc, *data).all()
 
 
 @pytest.mark.parametrize(
