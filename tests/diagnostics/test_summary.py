@@ -440,15 +440,36 @@ def test_predicted_inflation_is_what_comes_out():
 def test_an_inflation_with_a_large_error_is_doubtful(inflation, error, verdict, monkeypatch):
     prediction = Prediction(*map(np.array, ([0.0, inflation], [0.0, error], [0.0, 0.0], [1.0, 1.0])), 2, np.eye(2))
     monkeypatch.setattr(checks_with_data, "predicted", lambda *_: prediction)
-    draws: Any = SimpleNamespace(z=np.zeros((4, 100, 2)), names=["a", "b"], sites=["a", "b"])
-    gradients: Any = SimpleNamespace(values=np.full((4, 100, 2), np.nan))  # no identities
-    run: Any = SimpleNamespace(
-        kernel=SGHMC(regression, rows=WithoutReplacement(), **RIGHT), potential=SimpleNamespace(plates={})
-    )
-    data = checks_with_data.WithData(run, draws, gradients, Remedies(False), np.zeros((2, 2)))
-    line = checks_with_data.CHECKS_WITH_DATA["inflation_by_noise"].line(data)
+    nothing = made(np.zeros((4, 100, 2)), np.full((4, 100, 2), np.nan))  # no identities
+    line = checks_with_data.CHECKS_WITH_DATA["inflation_by_noise"].line(nothing)
     assert line is not None and line.verdict == verdict
     assert ("standard error" in line.advice) == (error > 0.15)
+
+
+def made(z, values=None, plates=()) -> checks_with_data.WithData:
+    """A run with these draws of the sites a and b, and their gradients; b may be in plates."""
+    latents = {"a": SimpleNamespace(plates=()), "b": SimpleNamespace(plates=plates)}
+    potential = SimpleNamespace(plates={}, structure=SimpleNamespace(latents=latents))
+    kernel = SGHMC(regression, rows=WithoutReplacement(), **RIGHT)
+    run: Any = SimpleNamespace(kernel=kernel, potential=potential)
+    draws: Any = SimpleNamespace(z=z, names=["a", "b"], sites=["a", "b"])
+    found: Any = SimpleNamespace(values=z if values is None else values, widened=())
+    return checks_with_data.WithData(run, draws, found, Remedies(False), np.zeros((2, 2)))
+
+
+def test_the_power_is_that_of_global_coordinates():
+    """Errors that are a little larger are found, and are not those of a group with noisy gradients."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4, 500, 2))
+    noisy = z + 5 * rng.normal(size=z.shape) * [0, 1]
+    power = checks_with_data.power(made(z, noisy, plates=("groups",)))["power"]
+    inflation, limit = power.details["inflation"], bound(4, 4, 2000)
+    assert abs(power.value / (limit / 2000**0.5) - 1) < 0.4 and abs(inflation / (limit / 1000**0.5) - 1) < 0.4
+    assert checks_with_data.power(made(z, noisy))["power"].value > 3 * power.value
+    wider, shifted = z * [(1 + 1.5 * inflation) ** 0.5, 1], z + [1.5 * power.value, 0]
+    for name, draws in (("virial", wider), ("score", shifted), ("", z)):
+        found = {key: checks_with_data.CHECKS_WITH_DATA[key].line(made(draws)) for key in ("score", "virial")}
+        assert [key for key, line in found.items() if line and line.failed] == [name] * bool(name)
 
 
 @pytest.mark.parametrize("width, verdict", [(1.0, "ok"), (2.5, "wrong")])
@@ -457,12 +478,7 @@ def test_a_prediction_that_the_draws_refute_is_not_the_verdict(width, verdict, m
     z = width * np.random.default_rng(0).normal(size=(4, 500, 2))
     prediction = Prediction(*map(np.array, ([5.25, 0.0], [0.05, 0.0], [0.0, 0.0], [1.0, 1.0])), 2, np.eye(2))
     monkeypatch.setattr(checks_with_data, "predicted", lambda *_: prediction)
-    draws: Any = SimpleNamespace(z=z, names=["a", "b"], sites=["a", "b"])
-    kernel = SGHMC(regression, rows=WithoutReplacement(), **RIGHT)
-    run: Any = SimpleNamespace(kernel=kernel, potential=SimpleNamespace(plates={}))
-    gradients: Any = SimpleNamespace(values=z)
-    data = checks_with_data.WithData(run, draws, gradients, Remedies(False), np.zeros((2, 2)))
-    line = checks_with_data.CHECKS_WITH_DATA["inflation_by_noise"].line(data)
+    line = checks_with_data.CHECKS_WITH_DATA["inflation_by_noise"].line(made(z))
     assert line is not None and line.verdict == verdict and ("refute" in line.shown) == (verdict == "ok")
 
 
