@@ -243,13 +243,7 @@ class Chain:
     # -- other methods ------------------------------------------------------------------------------------------
 
     def evaluate(
-        self,
-        potential: ModelPotential,
-        z: Sites,
-        rows: Rows,
-        gradient_state: Any,
-        rng_key: jax.Array,
-        read: tuple[jax.Array, ...] = (),
+        self, potential: ModelPotential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array, read: tuple = ()
     ) -> Evaluation:
         """
         The estimator's gradient at ``z`` from rows drawn by this chain's scheme. Each device looks up its own share of

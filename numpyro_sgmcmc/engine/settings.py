@@ -49,8 +49,8 @@ def settings(mcmc: MCMC) -> Settings:
     differ.
 
     :param mcmc: an MCMC after a run, or a warm-up, with a kernel whose ``step_size`` was left out.
-    :return: the settings, a mapping. If each of several chains has found its own (``chain_method="sequential"`` or
-        ``"parallel"``), chains are along the first axis of each value.
+    :return: the settings, a dict that cannot be changed. If each of several chains has found its own
+        (``chain_method="sequential"`` or ``"parallel"``), chains are along the first axis of each value.
     :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
     :raises ValueError: if there was no run yet, or the step size of the kernel was given.
 

@@ -238,11 +238,11 @@ class SGMCMC(MCMCKernel):
         arguments = model_args, model_kwargs
         potential = self.potential(*arguments)
         chain = self.chain_for(potential)
-        search = self._announced(chain, potential)
         check_before_start(type(self).__name__, chain, potential, rng_key, num_warmup, init_params)
         check_data(potential, *arguments)
         on_potential = partial(self.compiled, model_args=model_args, model_kwargs=model_kwargs)
         kernel = self.replace(chain=self.chain.for_run(potential, rng_key, on_potential))
+        search = kernel._announced(potential)
         mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
         state, first = on_potential(partial(kernel._start, of=(num_warmup, mark), mapped=mapped))(rng_key, init_params)
         if search:
@@ -258,9 +258,9 @@ class SGMCMC(MCMCKernel):
         warn_before_run(potential, chain.rows)
         return state
 
-    def _announced(self, chain: Chain, potential: ModelPotential) -> str:
+    def _announced(self, potential: ModelPotential) -> str:
         """Begins the progress bar, and says what the warm-up does before the first draw."""
-        search = chain.announced(potential)
+        search = self.chain.announced(potential)
         self._bar.begin(potential.plates, search)
         if search:
             logger.info(f"compiling, then {search}; the progress bar stands still until its end.")

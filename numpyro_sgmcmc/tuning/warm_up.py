@@ -1,7 +1,8 @@
 """What the warm-up finds, ``Settings``, and the state of its search, ``WarmUp``: two parts of the state of a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,8 @@ from numpyro_sgmcmc.tuning.coordinates import Identity
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, score_limit
 
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
+
+NOT_SHOWN = frozenset(["noise_variance"])  # fields of Settings that are not in the dict
 
 
 class Scores(NamedTuple):
@@ -31,13 +34,13 @@ class Scores(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Settings(Mapping):
+class Settings(dict):
     """
-    The settings of a run: those that the warm-up has found so far, the same for all chains of a state. None: given by
-    the user. :func:`~numpyro_sgmcmc.settings` returns them as a mapping, with those of the kernel and a verdict, and
-    ``settings=`` takes them; it explains the others.
+    The settings of a run: those that the warm-up has found so far, the same for all chains of a state; None: given by
+    the user. :func:`~numpyro_sgmcmc.settings` explains and returns them, with those of the kernel and a verdict, and
+    ``settings=`` takes them. As a dict they cannot be changed.
 
-    - **noise_variance** - variance of the gradient noise in x, by coordinate; not in the mapping.
+    - **noise_variance** - variance of the gradient noise in x, by coordinate.
     """
 
     step_size: Any = None
@@ -55,20 +58,17 @@ class Settings(Mapping):
     diffusion: Any = None
     noise_variance: Any = None
 
-    def __iter__(self) -> Iterator[str]:
-        names = (field.name for field in fields(self) if field.name != "noise_variance")
-        return (name for name in names if getattr(self, name) is not None)
+    def __post_init__(self):
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        super().update({name: x for name, x in named.items() if x is not None and name not in NOT_SHOWN})
 
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+    def __reduce__(self) -> tuple:
+        return partial(type(self), **vars(self)), ()
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in list(self):
-            raise KeyError(name)
-        return getattr(self, name)
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("settings cannot be changed; dict(settings) can.")
 
-    def __repr__(self) -> str:
-        return repr(dict(self))
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
     @classmethod
     def known(cls, settings: Mapping[str, Any]) -> "Settings":
