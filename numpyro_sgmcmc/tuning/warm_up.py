@@ -68,7 +68,7 @@ class Settings(dict):
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("settings cannot be changed; dict(settings) can.")
 
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore
 
     @classmethod
     def known(cls, settings: Mapping[str, Any]) -> "Settings":
