@@ -206,7 +206,7 @@ def failed_scores(scores: Any, limit: float) -> list[str]:
     """
     The scores of the check of the warm-up that are too large, in words. NaN is too large.
 
-    :param scores: gradient, virial and R-hat, see :class:`~numpyro_sgmcmc.tuning.tuning.Scores`.
+    :param scores: gradient, virial and R-hat, see :class:`~numpyro_sgmcmc.tuning.warm_up.Scores`.
     :param limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
     """
     names = "E[dU]", "E[(z - m) dU]", "R-hat"

@@ -89,8 +89,8 @@ def test_a_mean_is_seen_through_strong_correlations():
             scores = jax.lax.scan(lambda s, z: (s.learn(z), None), scores, x[:500] @ root.T)[0]
 
         def add(scores, z):
-            v, diagonal = scores.times((z - root @ jnp.array([0.4, 0.0])) @ precision)
-            return scores.add(averages, z, v, diagonal)._replace(draws=scores.draws + 1), None
+            g = (z - root @ jnp.array([0.4, 0.0])) @ precision
+            return scores.add(averages, z, *scores.times(g, jnp.ones(2)))._replace(draws=scores.draws + 1), None
 
         return RunNumbers(*jax.lax.scan(add, scores, x[500:] @ root.T)[0].numbers)
 
