@@ -90,6 +90,11 @@ class Settings(dict):
             **self.scores._asdict(),
         }
 
+    def _repr_html_(self) -> str:
+        """A table for notebooks, with the beginning of long values."""
+        shown = ((name, str(value)[:80].replace("&", "&amp;").replace("<", "&lt;")) for name, value in self.items())
+        return f"<table>{''.join(f'<tr><td>{name}</td><td>{text}</td></tr>' for name, text in shown)}</table>"
+
 
 class WarmUp(NamedTuple):
     """

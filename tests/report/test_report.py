@@ -542,6 +542,12 @@ def test_no_function_calls_right_what_another_calls_wrong(fault, chosen, monkeyp
     )
 
 
+def test_settings_in_a_notebook(chosen):
+    shown = settings(chosen)._repr_html_()
+    assert "<td>steps_per_sample</td><td>4</td>" in shown and "<td>right</td>" in shown
+    assert "<td>coordinates</td>" in shown and len(shown) < 2000
+
+
 def test_settings_of_a_warm_up_alone():
     mcmc = MCMC(SGHMC(models.gaussian, batch_size=models.B), num_warmup=40, num_samples=20, progress_bar=False)
     mcmc.warmup(random.key(0), models.ROWS)
