@@ -168,7 +168,7 @@ def test_inflation_in_low_rank_coordinates(share, monkeypatch):
         pairs = np.sqrt(d) * np.linalg.cholesky(np.linalg.inv(L).T @ noise @ np.linalg.inv(L)).T
         phase = kernel.dynamics.init(jnp.zeros(d), jnp.zeros(d))._replace(noise_variance=jnp.asarray(known))
         tuning = SimpleNamespace(coordinates=low_rank, step_size=jnp.asarray(h))
-        state = SimpleNamespace(z={}, phase=phase, tuning=tuning)
+        state = SimpleNamespace(z={}, phase=phase, settings=tuning)
         run: Any = SimpleNamespace(kernel=kernel, states=[state], mean_step=h, samples_other_coordinates=False)
         monkeypatch.setattr(predicted_inflation, "DENSE", 0)
         monkeypatch.setattr(predicted_inflation, "MATRIX", 0)
