@@ -94,11 +94,11 @@ def _centred(centering: Sites, transforms: Transforms, name: str, fn: Distributi
     return ComposeTransform([affine, *form.transforms]) if form.transforms else affine
 
 
-def hierarchical_sites(
+def location_scale_sites(
     trace: Callable[[Sites], Mapping[str, Any]], structure: Structure, transforms: Transforms | None
-) -> dict[str, jax.ShapeDtypeStruct]:
+) -> dict[str, bool]:
     """
-    Shapes and dtypes of the unconstrained sites of a location-scale family that depends on other latents.
+    The latent sites of a location-scale family, and whether the location or the scale depends on other latents.
 
     Left out are elements of a ``scan``, sites whose density is scaled, those with transforms of their own, and those
     that :class:`~numpyro.infer.reparam.LocScaleReparam` has replaced.
@@ -123,7 +123,7 @@ def hierarchical_sites(
     inputs = [Fact(frozenset([name])) for name in sorted(prototype)]  # dicts are flattened in the order of their keys
     facts, _ = follow(closed, inputs, lambda constant: "")
     found = jax.tree.unflatten(jax.tree.structure(out), facts)
-    return {name: prototype[name] for name, (loc, scale) in found.items() if loc.depends | scale.depends}
+    return {name: bool(loc.depends | scale.depends) for name, (loc, scale) in found.items()}
 
 
 def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:

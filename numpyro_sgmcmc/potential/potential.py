@@ -24,8 +24,9 @@ from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
-from numpyro_sgmcmc.model.centering import centred_transforms, hierarchical_sites
+from numpyro_sgmcmc.model.centering import centred_transforms, location_scale, location_scale_sites
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
+from numpyro_sgmcmc.model.non_centred import NonCentred
 from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.potential.minibatched import checked_structure
@@ -62,6 +63,8 @@ class ModelPotential:
         self.transforms = transforms
         self.args, self.kwargs = args, dict(kwargs)
         self._weights: Mapping[str, Any] = {}
+        self._centering: Sites = {}  # of sites that the model has non-centred
+        self._non_centred: NonCentred | None = None
         self.draws_local_sites = isinstance(model, drawn_locally)
         self.keeps_local_values = keeps_values(model)
         self._model = model
@@ -169,6 +172,7 @@ class ModelPotential:
 
     def _trace(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
         key = jax.random.key(0) if rng_key is None else rng_key
+        z, _ = self._as_written(z)
         at_z = unconstrained(minibatch(self._model, rows, key), z, self.transforms)
         return handlers.trace(at_z).get_trace(*self.args, **self.kwargs)
 
@@ -183,6 +187,8 @@ class ModelPotential:
                 for plate in self._weights.keys() & plates.keys():
                     log_prob = log_prob * self._weights[plate].reshape(-1, *(1,) * (-plates[plate] - 1))
                 yield name, plates, -log_prob
+        if self._non_centred:
+            yield "_centering_log_det", {}, -self._as_written(z)[1]
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
         """Energy of everything outside the minibatched plates, including the Jacobians of transforms; needs no data."""
@@ -279,16 +285,46 @@ class ModelPotential:
         """Shapes and dtypes of the unconstrained sites that have a centring."""
         if self.draws_local_sites:
             return {}
-        trace = lambda z: self._trace(z, self.some_rows(), None)  # noqa: E731
-        return hierarchical_sites(trace, self.structure, self.transforms)
+        centred, non_centred = self._hierarchies()
+        return {name: site for name, site in self.prototype.items() if name in centred or name in non_centred.values}
+
+    def _hierarchies(self) -> tuple[set[str], NonCentred]:
+        """The sites that the model has centred, and those that it has non-centred."""
+        rows = self.some_rows()
+        depends = location_scale_sites(lambda z: self._trace(z, rows, None), self.structure, self.transforms)
+
+        def parameters(z, rows):
+            trace = self._trace(z, rows, None).items()
+            return {name: jax.tree.leaves(site["fn"]) for name, site in trace if site["type"] == "sample"}
+
+        fixed = (name for name, of_latents in depends.items() if not of_latents)
+        non_centred = NonCentred(parameters, self.prototype, rows, fixed)
+        return {name for name, of_latents in depends.items() if of_latents}, non_centred
 
     def centred(self, centering: Sites) -> "ModelPotential":
         """The potential of the partially centred variables."""
         if not centering:
             return self
         potential = copy.copy(self)
-        potential.transforms = centred_transforms(centering, self.transforms)
+        written, non_centred = self._hierarchies()
+        potential.transforms = centred_transforms({k: v for k, v in centering.items() if k in written}, self.transforms)
+        if non_centred.values.keys() & centering.keys():
+            # the location and the scale are functions of the other variables, in which centred sites are transformed
+            potential._non_centred, potential._centering = potential._hierarchies()[1], centering
         return potential
+
+    def _as_written(self, z: Sites) -> tuple[Sites, jax.Array]:
+        """z in the variables of the model's non-centred sites, and the log determinant."""
+        return self._non_centred.as_written(z, self._centering) if self._non_centred else (z, jnp.zeros(()))
+
+    def scales(self, z: Sites) -> Sites:
+        """The scales of the sites of a location-scale family; of non-centred ones that of the value they are used for."""
+        trace, (z, _) = self._trace(z, self.some_rows(), None), self._as_written(z)
+        forms = {name: location_scale(trace[name]["fn"]) for name in z}
+        scales = {name: jnp.asarray(form.scale) for name, form in forms.items() if form}
+        for name in self._non_centred.values if self._non_centred else ():
+            scales[name] *= jnp.abs(self._non_centred.location_and_scale(name, z)[1])
+        return scales
 
     def in_variables_of(self, other: "ModelPotential", z: Sites) -> Sites:
         """The unconstrained values that have the same sites in ``other``, the same model with other transforms."""
@@ -296,7 +332,8 @@ class ModelPotential:
             return z
         tr = self._trace(z, self.some_rows(), None)
         inverse = {name: transform_of(name, tr[name]["fn"], other.transforms).inv for name in z}
-        return {name: jnp.asarray(inverse[name](tr[name]["value"]), x.dtype) for name, x in z.items()}
+        z = {name: jnp.asarray(inverse[name](tr[name]["value"]), x.dtype) for name, x in z.items()}
+        return other._non_centred.as_sampled(z, other._centering) if other._non_centred else z
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
         """A start with finite energy and gradient on these rows, if NumPyro's search finds one."""

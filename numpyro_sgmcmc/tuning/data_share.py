@@ -21,7 +21,6 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
-from numpyro_sgmcmc.model.centering import location_scale
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, passes_of
 from numpyro_sgmcmc.types import Sites
@@ -58,14 +57,11 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
 
     total = over_all_rows(written, of_all, a, key_model)
-    trace = written._trace(a, written.some_rows(), None)
-    shares = {}
+    scales, shares = written.scales(a), {}
     for name in sites:
-        form = location_scale(trace[name]["fn"])
-        assert form is not None
         own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
         data = jnp.maximum(total[name] - own, 0)
-        share = jnp.where(jnp.isfinite(data), data / (data + form.scale**-2.0), 1)
+        share = jnp.where(jnp.isfinite(data), data / (data + scales[name] ** -2.0), 1)
         width = 1 / jnp.sqrt(1 + 2 * (share**2).sum())
         slowed = width * jnp.sqrt(1.0 + 2 * share.size)
         shares[name] = jnp.where(((1 - share).mean() * width > BENT) | (slowed > SLOWED), share, 1)

@@ -1,0 +1,146 @@
+"""Sites that a model has non-centred by hand are found, and their partial centring keeps the law."""
+
+import jax
+from jax import random
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+import pytest
+
+from numpyro_sgmcmc import SGHMC, settings
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.tuning.data_share import shares_of_data
+
+GROUP = jnp.repeat(jnp.arange(5), jnp.array([1, 2, 3, 6, 8]), total_repeat_length=20)
+Y = jnp.sin(jnp.arange(20.0))
+LEVEL = jnp.linspace(-1, 1, 5)
+
+# the value of each row -> location and scale by group
+FORMS = {
+    "before the index": (lambda m, s, z, g: (m + s * z)[g], lambda m, s: (m, s)),
+    "after the index": (lambda m, s, z, g: m + s * z[g], lambda m, s: (m, s)),
+    "scale only": (lambda m, s, z, g: (s * z)[g] + jnp.cos(g), lambda m, s: (0 * m, s)),
+    "a level for each group": (lambda m, s, z, g: (m * LEVEL - z * s)[g] ** 2, lambda m, s: (m * LEVEL, -s)),
+    "divided": (lambda m, s, z, g: jnp.exp((z / s + m)[g]), lambda m, s: (m, 1 / s)),
+    "a site of its own": (
+        lambda m, s, z, g: numpyro.deterministic("a", m + z * s)[g],
+        lambda m, s: (m, s),
+    ),
+}
+
+
+def model_of(value, groups=5):
+    def model(group, y):
+        s = numpyro.sample("s", dist.LogNormal(0, 0.5))
+        with numpyro.plate("groups", groups):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        m = numpyro.sample("m", dist.Normal(0, 2))
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(value(m, s, z, group[rows]), 1.0), obs=y[rows])
+
+    return model
+
+
+def potential_of(model, batch_size=10):
+    return ModelPotential.of(model, (GROUP, Y), {}, batch_size)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_law_is_that_of_the_model(form):
+    value, parameters = FORMS[form]
+    usual = potential_of(model_of(value))
+    assert list(usual.hierarchical_sites) == ["z"]
+    share = jnp.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    centred = usual.centred({"z": share})
+    y = {"m": jnp.array(0.4), "s": jnp.array(-0.7), "z": jnp.linspace(-0.5, 0.8, 5)}
+    z = centred.in_variables_of(usual, y)
+    m, s = parameters(jnp.array(0.4), jnp.exp(-0.7))
+    np.testing.assert_allclose(y["z"], share * m + jnp.sign(s) * jnp.abs(s) ** share * z["z"], rtol=1e-5, atol=1e-6)
+    jacobian = jax.jacfwd(lambda a: centred.in_variables_of(usual, {**y, "z": a})["z"])(y["z"])
+    rows = {"N": jnp.arange(3, 13)}
+    expected = usual.estimate(z, rows) - jnp.linalg.slogdet(jacobian)[1]
+    np.testing.assert_allclose(centred.estimate(y, rows), expected, rtol=1e-5)
+    parts = centred.prior(y) + 2 * centred.per_row(y, rows).sum()
+    np.testing.assert_allclose(parts, expected, rtol=1e-5)
+    back = usual.in_variables_of(centred, z)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), back, y)
+
+
+OTHERS = {
+    "also as it is": lambda m, s, z, g: (m + s * z)[g] + z[g],
+    "mixed": lambda m, s, z, g: (m + s * jnp.cumsum(z))[g],
+    "bent": lambda m, s, z, g: m + s * z[g] ** 3,
+    "no latents": lambda m, s, z, g: m + s + 2 * z[g],
+    "by row": lambda m, s, z, g: m + s * jnp.cos(g) * z[g],
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_uses_are_left_alone(form):
+    assert potential_of(model_of(OTHERS[form])).hierarchical_sites == {}
+
+
+def nested(district, school, y):
+    """Two levels by hand: the location of the second depends on the sites of the first."""
+    s = numpyro.sample("s", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
+    m = numpyro.sample("m", dist.Normal(0, 1))
+    with numpyro.plate("districts", 2):
+        d = m + s[0] * numpyro.sample("d", dist.Normal(0, 1))
+    with numpyro.plate("schools", 5):
+        a = d[district] + s[1] * numpyro.sample("a", dist.StudentT(4.0, 0, 1))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(a[school[rows]], 1.0), obs=y[rows])
+
+
+def test_one_level_in_another():
+    arguments = jnp.array([0, 0, 1, 1, 1]), GROUP, Y
+    usual = ModelPotential.of(nested, arguments, {}, None)
+    assert set(usual.hierarchical_sites) == {"a", "d"}
+    centred = usual.centred({"a": jnp.full(5, 0.4), "d": jnp.full(2, 0.7)})
+    y = {"s": jnp.array([0.3, -0.2]), "m": jnp.array(1.0), "d": jnp.array([0.5, -1.0]), "a": jnp.arange(5.0)}
+    flat, unravel = jax.flatten_util.ravel_pytree(y)
+    written = lambda v: jax.flatten_util.ravel_pytree(centred.in_variables_of(usual, unravel(v)))[0]  # noqa: E731
+    log_det = jnp.linalg.slogdet(jax.jacfwd(written)(flat))[1]
+    expected = usual.estimate(centred.in_variables_of(usual, y), {}) - log_det
+    np.testing.assert_allclose(centred.estimate(y, {}), expected, rtol=1e-5)
+
+
+def centred_model(group, y):
+    s = numpyro.sample("s", dist.LogNormal(0, 0.5))
+    m = numpyro.sample("m", dist.Normal(0, 2))
+    with numpyro.plate("groups", 5):
+        a = numpyro.sample("z", dist.Normal(m, s))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(a[group[rows]], 1.0), obs=y[rows])
+
+
+def test_both_forms_have_the_same_shares_and_the_same_density():
+    by_hand, centred = potential_of(model_of(FORMS["after the index"][0])), potential_of(centred_model)
+    a = {"m": jnp.array(0.5), "s": jnp.array(-0.3), "z": jnp.linspace(0, 1, 5)}
+    z = {**a, "z": (a["z"] - 0.5) / jnp.exp(-0.3)}
+    of_hand, of_centred = shares_of_data(by_hand, z, random.key(0)), shares_of_data(centred, a, random.key(0))
+    np.testing.assert_allclose(of_hand["z"], of_centred["z"], rtol=1e-5)
+    rows = {"N": jnp.arange(10)}
+    share = {"z": jnp.full(5, 0.3)}
+    sampled = centred.in_variables_of(centred.centred(share), a)
+    np.testing.assert_allclose(
+        by_hand.centred(share).estimate(sampled, rows), centred.centred(share).estimate(sampled, rows), rtol=1e-5
+    )
+
+
+def test_a_run_moves_in_the_centred_variable():
+    group = jnp.repeat(jnp.arange(5), 200)
+    y = jnp.arange(5.0)[group] + random.normal(random.key(0), (1000,))
+    kernel = SGHMC(model_of(FORMS["before the index"][0]), batch_size=100)
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=300, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(1), group, y)
+    assert (settings(mcmc)["centering"]["z"] > 0.9).all()
+    assert settings(mcmc)["steps_per_sample"] < 40
+    draws = mcmc.get_samples()
+    a = draws["m"][:, None] + draws["s"][:, None] * draws["z"]
+    mean = np.array([y[group == k].mean() for k in range(5)])
+    np.testing.assert_allclose(a.mean(0), mean, atol=0.1)  # 1.4 standard deviations
+    np.testing.assert_allclose(a.std(0), 1 / np.sqrt(200), rtol=0.35)
