@@ -98,7 +98,7 @@ class TunedChain(Chain):
         chains = len(state.i) if several else 1
         centering = state.settings.centering
         passes = 0 if given else passes_of(potential, chains * self.descents(potential, chains))
-        if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and potential.hierarchical_sites:
+        if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and potential.sites_to_centre:
             best = _best(state, energies) if several else state
             key = derive_key(best.rng_key, Stream.CENTRE)
             centering = chosen_centering(potential, best.z, key, is_contiguous(self.rows))

@@ -96,9 +96,9 @@ def _centred(centering: Sites, transforms: Transforms, name: str, fn: Distributi
 
 def location_scale_sites(
     trace: Callable[[Sites], Mapping[str, Any]], structure: Structure, transforms: Transforms | None
-) -> dict[str, bool]:
+) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """
-    The latent sites of a location-scale family, and whether the location or the scale depends on other latents.
+    The latent sites of a location-scale family, and the latents on which location and scale depend.
 
     Left out are elements of a ``scan``, sites whose density is scaled, those with transforms of their own, and those
     that :class:`~numpyro.infer.reparam.LocScaleReparam` has replaced.
@@ -123,7 +123,7 @@ def location_scale_sites(
     inputs = [Fact(frozenset([name])) for name in sorted(prototype)]  # dicts are flattened in the order of their keys
     facts, _ = follow(closed, inputs, lambda constant: "")
     found = jax.tree.unflatten(jax.tree.structure(out), facts)
-    return {name: bool(loc.depends | scale.depends) for name, (loc, scale) in found.items()}
+    return {name: (loc.depends, scale.depends) for name, (loc, scale) in found.items()}
 
 
 def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:
@@ -175,12 +175,12 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
                 "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, and its location or scale depends "
                 f"on other latents. Leave it out; {f'there are {sorted(sites)}' if sites else 'there is none'}."
             )
-        if np.shape(share) not in ((), sites[name].shape):
+        if np.shape(share) not in ((), prototype[name].shape):
             raise ValueError(
-                f"centering[{name!r}] has shape {np.shape(share)}, but the site has {sites[name].shape}. Give a number "
+                f"centering[{name!r}] has shape {np.shape(share)}, but the site has {prototype[name].shape}. Give a number "
                 "or an array of this shape."
             )
     return {
-        name: jnp.broadcast_to(jnp.asarray(share, sites[name].dtype), sites[name].shape)
+        name: jnp.broadcast_to(jnp.asarray(share, prototype[name].dtype), prototype[name].shape)
         for name, share in centering.items()
     }

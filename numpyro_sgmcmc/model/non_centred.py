@@ -33,17 +33,17 @@ class Chain(NamedTuple):
 
     - **aligned** - it has the elements of the site in their order; otherwise some of them, in any order.
     - **uniform** - m and s are the same for all elements.
-    - **scaled** - s depends on other latents.
+    - **factors** - the numbers of the factors of s that depend on other latents.
     """
 
     aligned: bool = True
     uniform: bool = True
-    scaled: bool = False
+    factors: frozenset[int] = frozenset()
 
 
 class NonCentred:
     """
-    The sites of a model that are non-centred by hand.
+    The sites of a model that are non-centred by hand. ``scales`` maps them to the sites on which their scales depend.
 
     :param parameters: (z, rows) -> site -> the parameters of the distribution of each site, the latents among them.
     :param prototype: shapes and dtypes of the unconstrained latents.
@@ -72,14 +72,18 @@ class NonCentred:
             if chosen is not None:
                 found[name] = chosen
         # the location and the scale of a site can depend on the sites whose values are computed before
-        self.values = dict(sorted(found.items(), key=lambda item: item[1]))
+        self._values = {name: number for name, (number, _) in sorted(found.items(), key=lambda item: item[1][0])}
+        self.scales = {
+            name: frozenset(site for site, k in self._inputs.items() if self._program.dependents([k]) & found[name][1])
+            for name in self._values
+        }
 
-    def _chosen(self, source: int, outputs: set[int], by_row: set[int]) -> int | None:
-        """The number of the last value that can replace the site."""
+    def _chosen(self, source: int, outputs: set[int], by_row: set[int]) -> tuple[int, frozenset[int]] | None:
+        """The number of the last value that can replace the site, and the factors of its scale."""
         for number, chain in sorted(self._chains(source, by_row).items(), reverse=True):
             replaces = not self._program.dependents([source], without=number) & outputs
-            if chain.scaled and (chain.aligned or chain.uniform) and replaces:
-                return number
+            if chain.factors and (chain.aligned or chain.uniform) and replaces:
+                return number, chain.factors
         return None
 
     def _chains(self, source: int, by_row: set[int]) -> dict[int, Chain]:
@@ -103,13 +107,13 @@ class NonCentred:
             elif same_size and (eqn.primitive in _ARITHMETIC or (eqn.primitive is p.div_p and inputs[0] == before)):
                 uniform = chain.uniform and repeated.issuperset(rest)
                 if (chain.aligned and not by_row.intersection(rest)) or uniform:
-                    scales = eqn.primitive in (p.mul_p, p.div_p) and bool(latents.intersection(rest))
-                    chains[number] = Chain(chain.aligned, uniform, chain.scaled or scales)
+                    factors = latents.intersection(rest) if eqn.primitive in (p.mul_p, p.div_p) else ()
+                    chains[number] = Chain(chain.aligned, uniform, chain.factors.union(factors))
         return chains
 
     def location_and_scale(self, name: str, z: Sites) -> tuple[jax.Array, jax.Array]:
         """m and s, of the shape of the site; its own value in z does not matter."""
-        shape, value = self._prototype[name], self.values[name]
+        shape, value = self._prototype[name], self._values[name]
         known = self._rows | {self._inputs[site]: z[site] for site in self._names}
 
         def a(x):
@@ -129,7 +133,7 @@ class NonCentred:
         :param centering: lambda by site.
         """
         log_det = jnp.zeros(())
-        for name in filter(centering.__contains__, self.values):  # in this order
+        for name in filter(centering.__contains__, self._values):  # in this order
             shift, factor = self._affine(name, z, centering[name])
             z = {**z, name: (z[name] - shift) / factor}
             log_det -= jnp.sum(jnp.log(jnp.abs(factor)))
@@ -138,7 +142,7 @@ class NonCentred:
     def as_sampled(self, z: Sites, centering: Sites) -> Sites:
         """The inverse of :meth:`as_written`."""
         sampled = dict(z)
-        for name in filter(centering.__contains__, self.values):  # in this order
+        for name in filter(centering.__contains__, self._values):  # in this order
             shift, factor = self._affine(name, z, centering[name])
             sampled[name] = shift + factor * z[name]
         return sampled

@@ -11,6 +11,7 @@ All latents are outside the minibatched plates; :mod:`~numpyro_sgmcmc.potential.
 
 from collections.abc import Iterator, Mapping
 import copy
+import math
 from types import MappingProxyType
 from typing import Any
 
@@ -281,34 +282,47 @@ class ModelPotential:
     # -- partial centring, see model.centering ---------------------------------------------------------------------
 
     @property
-    def hierarchical_sites(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the unconstrained sites that have a centring."""
+    def hierarchical_sites(self) -> dict[str, frozenset[str]]:
+        """The sites that have a centring, and the sites on which their scales depend."""
         if self.draws_local_sites:
             return {}
         centred, non_centred = self._hierarchies()
-        return {name: site for name, site in self.prototype.items() if name in centred or name in non_centred.values}
+        return centred | non_centred.scales
 
-    def _hierarchies(self) -> tuple[set[str], NonCentred]:
-        """The sites that the model has centred, and those that it has non-centred."""
+    @property
+    def sites_to_centre(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """
+        Shapes and dtypes of the sites whose centring can be chosen: not those whose elements have scales of their own,
+        as those of a horseshoe have, because an element alone says little about its scale.
+        """
+        sizes = {name: math.prod(site.shape) for name, site in self.prototype.items()}
+
+        def shares_scales(name):
+            return all(2 * sizes[other] < max(sizes[name], 3) for other in sites[name])
+
+        sites = self.hierarchical_sites
+        return {name: self.prototype[name] for name in self.prototype if name in sites and shares_scales(name)}
+
+    def _hierarchies(self) -> tuple[dict[str, frozenset[str]], NonCentred]:
+        """The sites that the model has centred, with those on which their scales depend; those it has non-centred."""
         rows = self.some_rows()
-        depends = location_scale_sites(lambda z: self._trace(z, rows, None), self.structure, self.transforms)
+        forms = location_scale_sites(lambda z: self._trace(z, rows, None), self.structure, self.transforms)
 
         def parameters(z, rows):
             trace = self._trace(z, rows, None).items()
             return {name: jax.tree.leaves(site["fn"]) for name, site in trace if site["type"] == "sample"}
 
-        fixed = (name for name, of_latents in depends.items() if not of_latents)
-        non_centred = NonCentred(parameters, self.prototype, rows, fixed)
-        return {name for name, of_latents in depends.items() if of_latents}, non_centred
+        centred = {name: scale for name, (loc, scale) in forms.items() if loc | scale}
+        return centred, NonCentred(parameters, self.prototype, rows, forms.keys() - centred.keys())
 
     def centred(self, centering: Sites) -> "ModelPotential":
         """The potential of the partially centred variables."""
         if not centering:
             return self
         potential = copy.copy(self)
-        written, non_centred = self._hierarchies()
-        potential.transforms = centred_transforms({k: v for k, v in centering.items() if k in written}, self.transforms)
-        if non_centred.values.keys() & centering.keys():
+        centred, non_centred = self._hierarchies()
+        potential.transforms = centred_transforms({k: v for k, v in centering.items() if k in centred}, self.transforms)
+        if non_centred.scales.keys() & centering.keys():
             # the location and the scale are functions of the other variables, in which centred sites are transformed
             potential._non_centred, potential._centering = potential._hierarchies()[1], centering
         return potential
@@ -322,7 +336,7 @@ class ModelPotential:
         trace, (z, _) = self._trace(z, self.some_rows(), None), self._as_written(z)
         forms = {name: location_scale(trace[name]["fn"]) for name in z}
         scales = {name: jnp.asarray(form.scale) for name, form in forms.items() if form}
-        for name in self._non_centred.values if self._non_centred else ():
+        for name in self._non_centred.scales if self._non_centred else ():
             scales[name] *= jnp.abs(self._non_centred.location_and_scale(name, z)[1])
         return scales
 

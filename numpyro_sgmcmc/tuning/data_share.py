@@ -36,7 +36,7 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
 
     :param z: a position in the bulk of the posterior.
     """
-    sites = potential.hierarchical_sites
+    sites = potential.sites_to_centre
     written = potential.centred({name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()})
     a = potential.in_variables_of(written, z)
     key_signs, key_model = random.split(rng_key)
@@ -76,7 +76,7 @@ def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, co
     :param z: the start.
     :param contiguous: whether minibatches are blocks of neighbouring rows.
     """
-    sites = potential.hierarchical_sites
+    sites = potential.sites_to_centre
     written = {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()}
     keys = random.split(rng_key, ROUNDS)
 

@@ -227,7 +227,21 @@ def measured(noise: jax.Array) -> Noise:
     """
     squares = noise**2
     variance = jnp.mean(squares, 0)
-    return Noise(variance, squares.std(0) / jnp.maximum(variance, 1e-30) / jnp.sqrt(len(squares)))
+    error = squares.std(0) / jnp.maximum(variance, 1e-30) / jnp.sqrt(len(squares))
+    return Noise(variance, error, jnp.zeros_like(error))
+
+
+def growth(noise: jax.Array, x: jax.Array) -> jax.Array:
+    r"""
+    :math:`E[e_j^4 x_j^4] / E[x_j^8]`: that is :math:`E[\xi^4]` if :math:`e_j = \xi x_j`. If e does not depend on x, it is
+    3 % of :math:`E[e_j^4]`.
+
+    :param noise: samples of e, shape ``(samples, d)``.
+    :param x: their positions.
+    """
+    finite = jnp.isfinite(noise) & jnp.isfinite(x)
+    noise, x = jnp.where(finite, noise, 0), jnp.where(finite, x, 0)
+    return jnp.sum((noise * x) ** 4, 0) / jnp.maximum(jnp.sum(x**8, 0), 1e-30)
 
 
 def pooled(noise: Noise, layout: Layout) -> Noise:
@@ -253,7 +267,7 @@ def pooled(noise: Noise, layout: Layout) -> Noise:
     pairs = [jax.vmap(over_groups, 1, 1)(*pair) for pair in zip(members, errors)]
     variance = layout.merge(of_globals, [pair[0] for pair in pairs])
     error = jnp.sqrt(layout.merge(its_error, [pair[1] for pair in pairs]))
-    return Noise(variance, error / jnp.maximum(variance, 1e-30))
+    return noise._replace(variance=variance, error=error / jnp.maximum(variance, 1e-30))
 
 
 def bend_of(bends: jax.Array) -> jax.Array:

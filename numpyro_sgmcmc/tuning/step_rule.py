@@ -5,12 +5,17 @@ In coordinates where the posterior has unit covariance, h is as large as the wor
 which is known up to a relative error :math:`\epsilon`, and the shape of the posterior allow:
 
 .. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 0.5, \qquad
-    \text{inflation}(h, s^2) \le 0.02, \qquad \epsilon h s^2 / 2 \le 0.1, \qquad |E[b]| \le 0.5.
+    \text{inflation}(h, s^2) \le 0.02, \qquad \epsilon h s^2 / 2 \le 0.1, \qquad |E[b]| \le 0.5, \qquad
+    h^3 q \le 0.1.
 
 The fourth bound matters for words that do not subtract the gradient noise from the injected noise, the fifth for
-coordinates that few minibatches hit: their noise has heavy tails, so its measured variance is inaccurate. The last one
+coordinates that few minibatches hit: their noise has heavy tails, so its measured variance is inaccurate. The sixth
 matters for posteriors that are not normal, such as hierarchies; :math:`E[b]` is proportional to :math:`h^2`, see
 :mod:`~numpyro_sgmcmc.tuning.probes`.
+
+The last bound matters for noise that grows with the coordinate itself, :math:`e_j = \xi x_j`, as that of a group with
+few rows does with control variates. Each kick adds :math:`h^4 q x_j^4` to :math:`p_j^4`, where :math:`q = E[\xi^4]`, and
+friction takes :math:`4 h p_j^4` away, so a chain whose :math:`h^3 q` is not small has no fourth moment: it explodes.
 """
 
 from dataclasses import dataclass
@@ -26,6 +31,7 @@ FORGOTTEN = 0.04  # maximal h^2 s^2 / 4
 HEAT = 0.5  # maximal h s^2 / 2: the temperature that the noise would add, which is known to a tenth
 UNKNOWN = 0.1  # maximal part of it that is unknown, to one standard error
 BENT = 0.5  # maximal |E[b]|
+GROWING = 0.1  # maximal h^3 q
 
 
 class Noise(NamedTuple):
@@ -34,10 +40,12 @@ class Noise(NamedTuple):
 
     - **variance** - s^2.
     - **error** - its relative standard error.
+    - **growth** - q.
     """
 
     variance: jax.Array
     error: jax.Array
+    growth: jax.Array
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class StepRule:
 
         def allowed(h):
             quiet = (h * h * most / 4 <= FORGOTTEN) & (h * most / 2 <= HEAT) & (h * unknown / 2 <= UNKNOWN)
+            quiet &= h**3 * noise.growth.max() <= GROWING
             straight = bend * (self.reach(h) / self.reach(largest)) ** 2 <= BENT
             return quiet & straight & (self.inflation(h, noise.variance) <= INFLATION)
 

@@ -34,6 +34,7 @@ from numpyro_sgmcmc.tuning.pilot import (
     Moments,
     bend_of,
     evidence,
+    growth,
     measured,
     pooled,
     rotation,
@@ -181,7 +182,9 @@ class Tuner:
             flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
             # a chain cannot leave a position where the gradient is not finite, so it starts at c
             there, here = jnp.where(sound[: len(x), None], x, 0), (settings, warm_up._replace(moments=moments))
-            return self._settled(potential, *here, there, flat(differences), flat(bends), key_momentum)
+            visited = places[jnp.arange(len(places)) % drawn].at[0].set(x)
+            samples = flat(differences), flat(visited), flat(bends)
+            return self._settled(potential, *here, there, *samples, key_momentum)
 
         kept = settings, warm_up._replace(moments=added), phase
         settings, warm_up, phase = lax.cond(due, settle, lambda: kept)
@@ -241,10 +244,17 @@ class Tuner:
         warm_up: WarmUp,
         x: jax.Array,
         differences: jax.Array,
+        visited: jax.Array,
         bends: jax.Array,
         rng_key: jax.Array,
     ) -> tuple[Settings, WarmUp, Phase]:
-        """Axes, step size and number of steps from what was measured; new momenta are drawn."""
+        """
+        Axes, step size and number of steps from what was measured; new momenta are drawn.
+
+        :param differences: samples of the gradient noise e, shape ``(samples, d)``.
+        :param visited: their positions.
+        :param bends: samples of b there.
+        """
         coordinates, moments = settings.coordinates, warm_up.moments
         turns, layout = coordinates.turns, coordinates.layout
         if turns is None:
@@ -253,8 +263,10 @@ class Tuner:
             seen, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass), turns)
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
+            differences, visited = (turned(samples, turns, axes) for samples in (differences, visited))
         if layout is not None:
             seen = pooled(seen, layout)
+        seen = seen._replace(growth=growth(differences, visited))
         bend = bend_of(bends)
         h = self.rule.step_size(seen, bend, warm_up.largest)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)

@@ -56,7 +56,7 @@ def potential_of(model, *args, **kwargs):
 def test_the_law_is_that_of_the_model(name):
     usual = potential_of(model_of(SITES[name]))
     site = usual.prototype["a"]
-    assert usual.hierarchical_sites == {"a": site}
+    assert usual.sites_to_centre == {"a": site}
     share = jnp.linspace(0.1, 0.7, max(site.size, 1)).reshape(site.shape)
     centred = usual.centred({"a": share})
     keys = random.split(random.key(0), 3)

@@ -83,6 +83,23 @@ def test_other_uses_are_left_alone(form):
     assert potential_of(model_of(OTHERS[form])).hierarchical_sites == {}
 
 
+def horseshoe(X, y, by_hand):
+    tau = numpyro.sample("tau", dist.HalfCauchy(0.1))
+    with numpyro.plate("columns", 3):
+        local = numpyro.sample("local", dist.HalfCauchy(1))
+        w = tau * local * numpyro.sample("z", dist.Normal(0, 1)) if by_hand else None
+        w = numpyro.sample("w", dist.Normal(0, tau * local)) if w is None else w
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1.0), obs=y[rows])
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_nothing_is_chosen_for_elements_with_scales_of_their_own(by_hand):
+    potential = ModelPotential.of(horseshoe, (jnp.ones((20, 3)), Y, by_hand), {}, 10)
+    assert potential.hierarchical_sites == {"z" if by_hand else "w": {"local", "tau"}}
+    assert potential.sites_to_centre == {}
+
+
 def nested(district, school, y):
     """Two levels by hand: the location of the second depends on the sites of the first."""
     s = numpyro.sample("s", dist.LogNormal(0, 0.5).expand([2]).to_event(1))

@@ -20,7 +20,7 @@ from numpyro_sgmcmc.tuning.probes import probe
 from numpyro_sgmcmc.tuning.step_rule import BENT, FORGOTTEN, HEAT, UNKNOWN, Noise, StepRule
 
 rng = np.random.default_rng(3)
-QUIET = Noise(jnp.zeros(3), jnp.zeros(3))
+QUIET = Noise(jnp.zeros(3), jnp.zeros(3), jnp.zeros(3))
 
 
 def rule(dynamics=None):
@@ -34,13 +34,13 @@ def within_a_quarter_octave(h, bound):
 
 @pytest.mark.parametrize("variance", [0.1, 5.0, 80.0])
 def test_the_noise_bounds_the_step(variance):
-    h = rule().step_size(Noise(jnp.array([0.0, variance]), jnp.zeros(2)), jnp.zeros(()), jnp.asarray(0.3))
+    h = rule().step_size(Noise(jnp.array([0.0, variance]), jnp.zeros(2), jnp.zeros(2)), jnp.zeros(()), jnp.asarray(0.3))
     assert within_a_quarter_octave(h, min(0.3, 2 * np.sqrt(FORGOTTEN / variance), 2 * HEAT / variance))
 
 
 def test_an_inaccurate_variance_bounds_the_step():
     """As it would be subtracted from the injected noise; an accurate one allows several times the step."""
-    noise = Noise(jnp.array([1.0, 3.0]), jnp.array([0.05, 2.0]))
+    noise = Noise(jnp.array([1.0, 3.0]), jnp.array([0.05, 2.0]), jnp.zeros(2))
     h = rule().step_size(noise, jnp.zeros(()), jnp.asarray(0.3))
     assert within_a_quarter_octave(h, 2 * UNKNOWN / 6.0)
     assert rule().step_size(noise._replace(error=jnp.full(2, 0.05)), jnp.zeros(()), jnp.asarray(0.3)) > 5 * h
