@@ -168,7 +168,7 @@ class Chain:
         if metropolis:
             key = random.fold_in(key_model, 2**32 - 2)
             taken &= passes(work(self.dynamics, old, new, around_noise[0], energy, new_energy), energy, key)
-        phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite)))
+        phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite), finite & ~accepted))
         i = state.i + 1
         return state.at(
             phase,
@@ -235,10 +235,18 @@ class Chain:
         z = potential.in_variables_of(usual, self.position(potential, state))
         return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
 
-    def _back(self, state: SGMCMCState) -> Phase:
-        """The phase after a refusal: the last position of finite energy, and the momentum reversed."""
-        phase = self.dynamics.reverse(state.phase, jnp.where(state.refused > 0, 0.5, 1.0))
+    def _back(self, state: SGMCMCState, impossible: jax.Array | bool = False) -> Phase:
+        """The phase after a refusal: the last position of finite energy, and another momentum."""
+        phase = self.dynamics.reverse(state.phase, self.reversed_share(state, impossible))
         return phase._replace(z=state.last_finite) if self.integrator.evaluates_start else phase
+
+    def reversed_share(self, state: SGMCMCState, impossible: jax.Array | bool) -> jax.Array:
+        """
+        How much of the momentum is reversed after a refusal.
+
+        :param impossible: whether the step was refused for its kinetic energy.
+        """
+        return jnp.where(state.refused > 0, 0.5, 1.0)
 
     # -- other methods ------------------------------------------------------------------------------------------
 

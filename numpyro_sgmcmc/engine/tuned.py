@@ -8,7 +8,9 @@ chi-squared with d degrees of freedom, and
 
 So :math:`\exp(-H)` is restricted to momenta that it has with a probability of 1 - 1e-12. Without a momentum the same
 bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
-An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values.
+An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values. So does a chain
+that falls back from far away, faster and faster: after such a refusal its momentum keeps the direction and gets the
+length that it has on average. With its momentum reversed, it would climb up again, and never come back.
 """
 
 from collections.abc import Callable
@@ -155,6 +157,12 @@ class TunedChain(Chain):
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
         """Whether a step has ended in finite values, with an energy that chance allows."""
         return finite & self._possible(old, new, h)
+
+    def reversed_share(self, state: SGMCMCState, impossible: jax.Array | bool) -> jax.Array:
+        usual, temperature = super().reversed_share(state, impossible), self.dynamics.temperature(state.phase)
+        if isinstance(temperature, tuple):
+            return usual
+        return jnp.where(impossible, -jnp.sqrt(jnp.minimum(1, 1 / jnp.maximum(temperature, 1e-30))), usual)
 
     def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
         """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""
