@@ -10,7 +10,7 @@ So :math:`\exp(-H)` is restricted to momenta that it has with a probability of 1
 bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
 An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values. So does a chain
 that falls back from far away, faster and faster: after such a refusal its momentum keeps the direction and gets the
-length that it has on average. With its momentum reversed, it would climb up again, and never come back.
+length that it has on average. With its momentum reversed, it would climb up again, and take ten times as long.
 """
 
 from collections.abc import Callable

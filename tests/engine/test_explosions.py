@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -60,39 +60,57 @@ def test_the_bound_is_beyond_chance(d):
     assert chi2.sf(bound / 1.1, d) < 1e-10
 
 
+D = 4
+
+
+def chain_and_state(kernel_class, there=None, **options):
+    """A potential, a chain and its state, with a step size of 0.1, on four standard normal coordinates."""
+
+    def model():
+        numpyro.sample("z", dist.Normal(0, 1).expand([D]).to_event(1))
+
+    kernel = kernel_class(model, **options)
+    state = kernel.init(random.key(0), 100, None, (), {})
+    potential = kernel.potential((), {})
+    if not options:
+        state = state._replace(settings=replace(state.settings, step_size=jnp.asarray(0.1)))
+    if there is not None:
+        there = jnp.full(D, there)
+        state = state.at(state.phase._replace(z=there), last_finite=jax.tree.map(lambda _: there, state.last_finite))
+    return potential, kernel.chain_for(potential), state
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT, MSGNHT, SGLD])
 def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
-    """The chain stays where it was, with its momentum reversed. A step size that the user gives allows all steps."""
-    d, h = 4, jnp.asarray(0.1)
-
-    def model():
-        numpyro.sample("z", dist.Normal(0, 1).expand([d]).to_event(1))
-
-    def chain_and_state(**options):
-        kernel = kernel_class(model, **options)
-        state = kernel.init(random.key(0), 100, None, (), {})
-        potential = kernel.potential((), {})
-        if options:
-            return potential, kernel.chain_for(potential), state
-        settings = replace(state.settings, step_size=h)
-        return potential, kernel.chain_for(potential), state._replace(settings=settings)
-
-    potential, chain, state = chain_and_state()
+    """The chain stays where it was, with a momentum of usual length. A given step size allows all steps."""
     # a step from far away has a large gradient and a small energy
-    there = jnp.full(d, 1e3)
-    far = state.at(state.phase._replace(z=there), last_finite=jax.tree.map(lambda _: there, state.last_finite))
+    potential, chain, far = chain_and_state(kernel_class, 1e3)
     new = jax.jit(chain.step, static_argnums=0)(potential, far)
     assert new.diverging and new.refused == 1
     np.testing.assert_array_equal(new.phase.z, far.phase.z)
     if kernel_class is not SGLD:
-        np.testing.assert_array_equal(new.momentum, -far.momentum)
+        shorter = np.minimum(1, np.sqrt(D / np.sum(far.momentum**2)))
+        np.testing.assert_allclose(new.momentum, shorter * far.momentum, rtol=1e-5)
+    potential, chain, state = chain_and_state(kernel_class)
     near = jax.jit(chain.step, static_argnums=0)(potential, state)
     assert not near.diverging and (near.phase.z != state.phase.z).all()
 
-    potential, chain, state = chain_and_state(step_size=0.1)
-    new = jax.jit(chain.step, static_argnums=0)(potential, state.at(state.phase._replace(z={"z": jnp.full(d, 1e3)})))
+    potential, chain, state = chain_and_state(kernel_class, step_size=0.1)
+    new = jax.jit(chain.step, static_argnums=0)(potential, state.at(state.phase._replace(z={"z": jnp.full(D, 1e3)})))
     assert not new.diverging
+
+
+def test_a_chain_comes_back_from_far_away():
+    """
+    If it fell freely, the square of its momentum would be 1300, and the bound is 62. If each refusal reversed the
+    momentum, it would take 400 steps.
+    """
+    potential, chain, far = chain_and_state(SGHMC, 18.0)
+    far = chain.with_first_gradient(potential, far, random.key(1))
+    end = jax.jit(lambda state: lax.fori_loop(0, 150, lambda _, s: chain.step(potential, s), state))(far)
+    assert end.diverging
+    assert jnp.linalg.norm(end.phase.z) < 6
 
 
 @pytest.mark.parametrize("phase, possible", [(np.sqrt(62 / 4), True), (np.sqrt(63 / 4), False), (np.nan, False)])

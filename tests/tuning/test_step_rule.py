@@ -15,9 +15,9 @@ from numpyro_sgmcmc.dynamics.overdamped import Overdamped
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.coordinates import Coordinates
-from numpyro_sgmcmc.tuning.pilot import bend_of, measured
+from numpyro_sgmcmc.tuning.pilot import bend_of, growth, measured
 from numpyro_sgmcmc.tuning.probes import probe
-from numpyro_sgmcmc.tuning.step_rule import BENT, FORGOTTEN, HEAT, UNKNOWN, Noise, StepRule
+from numpyro_sgmcmc.tuning.step_rule import BENT, FORGOTTEN, GROWING, HEAT, UNKNOWN, Noise, StepRule
 
 rng = np.random.default_rng(3)
 QUIET = Noise(jnp.zeros(3), jnp.zeros(3), jnp.zeros(3))
@@ -53,6 +53,21 @@ def test_a_posterior_that_is_not_normal_bounds_the_step(dynamics, order, bend):
     largest = jnp.asarray(0.04)
     h = rule(dynamics).step_size(QUIET, jnp.asarray(bend), largest)
     assert within_a_quarter_octave(h, 0.04 * min(1, BENT / bend) ** (1 / order))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.03])
+def test_noise_that_grows_with_its_coordinate_bounds_the_step(share):
+    """e = xi x, where xi differs from 0 in a share of the minibatches."""
+    n = 200_000
+    x, hit = rng.uniform(-3, 3, size=(n, 2)), rng.random((n, 1)) < share
+    xi = 2 * hit * rng.choice([-1, 1], size=(n, 1)) / np.sqrt(share)
+    of_itself = growth(jnp.asarray(xi * x), jnp.asarray(x))
+    np.testing.assert_allclose(of_itself, 16 / share, rtol=0.1)
+    of_others = growth(jnp.asarray(xi * x[:, ::-1]), jnp.asarray(x))  # E[x^4]^2 / E[x^8] of it
+    np.testing.assert_allclose(of_others, 0.36 * 16 / share, rtol=0.2)
+    noise = Noise(jnp.full(2, 1e-3), jnp.zeros(2), jnp.full(2, 16 / share))
+    h = rule().step_size(noise, jnp.zeros(()), jnp.asarray(0.3))
+    assert within_a_quarter_octave(h, min(0.3, (GROWING * share / 16) ** (1 / 3)))
 
 
 def test_a_relative_error_of_a_variance():
