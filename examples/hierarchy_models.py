@@ -247,12 +247,16 @@ def slopes(rng, size, scales):
     return group, x, level[group] + slope[group] * x + rng.standard_normal(size)
 
 
-@hierarchy(slopes_rows, "mu tau sigma correlation effect", 500, "intercepts and slopes, LKJ, 150 groups of 60 rows", BOTH)
+@hierarchy(
+    slopes_rows, "mu tau sigma correlation effect", 500, "intercepts and slopes, LKJ, 150 groups of 60 rows", BOTH
+)
 def slopes_many(rng):
     return slopes(rng, 9000, (0.6, 0.4))
 
 
-@hierarchy(slopes_rows, "mu tau sigma correlation effect", 200, "intercepts and slopes, LKJ, 150 groups of 6 rows", BOTH)
+@hierarchy(
+    slopes_rows, "mu tau sigma correlation effect", 200, "intercepts and slopes, LKJ, 150 groups of 6 rows", BOTH
+)
 def slopes_few(rng):
     return slopes(rng, 900, (0.4, 0.2))
 
@@ -346,6 +350,7 @@ def events_model(x, k):
 
 @hierarchy(events_model, "rho alpha", None, "a Poisson process over 11 points, all rows", target_accept=0.95)
 def events(rng):
+    rng = np.random.default_rng(11)  # the same counts for both
     x = np.linspace(-10, 10, 11)
     return x, rng.poisson(np.exp(2 * np.sin(x / 4) + 1))
 

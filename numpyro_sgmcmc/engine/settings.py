@@ -34,8 +34,8 @@ def settings(mcmc: MCMC) -> Settings:
     - **gradient_noise** - :math:`s^2`, the largest variance of the gradient noise over the coordinates of x.
     - **predicted_inflation** - the largest relative variance that this noise adds to a coordinate of x, to first order.
     - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.tuning.coordinates.Coordinates`.
-    - **centering** - the centring of each element by site, see :mod:`~numpyro_sgmcmc.model.centering`: 1 as the model
-      is written, 0 non-centred; empty if all is as written.
+    - **centering** - the centring of each element by site, see :mod:`~numpyro_sgmcmc.model.centering`: 1 centred, 0
+      non-centred; empty if all is as written.
     - **passes** - passes over the data by the search and the measurements of the warm-up, without its steps.
     - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``, by the check in the second half of the warm-up, and by
       the refused steps, the temperature and the R-hat of the draws, if there are any. ``"unchecked"`` if nothing is

@@ -79,7 +79,7 @@ class SGMCMC(MCMCKernel):
         :class:`~numpyro_sgmcmc.LocalHMC`, :class:`~numpyro_sgmcmc.LocalLangevin`, or a function, see
         :class:`~numpyro_sgmcmc.LocalFunction`.
     :param centering: which variable is sampled for a latent site whose location or scale depends on others: a dict
-        site -> number or array between 0 (non-centred) and 1 (centred, as the model is written), see
+        site -> number or array between 0 (non-centred) and 1 (centred), see
         :mod:`~numpyro_sgmcmc.model.centering`; False: all as written. None: chosen if the warm-up chooses the step
         size, otherwise as written.
     :param check: whether gradients at the draws check them while sampling, see

@@ -148,9 +148,7 @@ def checked_centering(centering: Any, settings: Any = None, gradient: Any = None
     for name, share in centering.items():
         values = np.asarray(share)
         if not np.issubdtype(values.dtype, np.number) or not ((values >= 0) & (values <= 1)).all():
-            raise ValueError(
-                f"centering[{name!r}] must be between 0 (non-centred) and 1 (centred, as the model is written)."
-            )
+            raise ValueError(f"centering[{name!r}] must be between 0 (non-centred) and 1 (centred).")
     if centering and getattr(gradient, "center", None) is not None:
         raise ValueError(
             "the center of the gradient estimator is a position as the model is written, but centering= changes the "
@@ -173,7 +171,7 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
             raise ValueError(
                 f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
                 "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, and its location or scale depends "
-                f"on other latents. Leave it out; {f'there are {sorted(sites)}' if sites else 'there is none'}."
+                f"on other latents, or if it is the z of mu + tau * z. Leave it out; {f'there are {sorted(sites)}' if sites else 'there is none'}."
             )
         if np.shape(share) not in ((), prototype[name].shape):
             raise ValueError(
