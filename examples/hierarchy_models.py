@@ -247,16 +247,12 @@ def slopes(rng, size, scales):
     return group, x, level[group] + slope[group] * x + rng.standard_normal(size)
 
 
-@hierarchy(
-    slopes_rows, "mu tau sigma correlation effect", 500, "intercepts and slopes, LKJ, 150 groups of 60 rows", BOTH
-)
+@hierarchy(slopes_rows, "mu tau sigma correlation effect", 500, "slopes too, LKJ, 150 groups of 60 rows", BOTH)
 def slopes_many(rng):
     return slopes(rng, 9000, (0.6, 0.4))
 
 
-@hierarchy(
-    slopes_rows, "mu tau sigma correlation effect", 200, "intercepts and slopes, LKJ, 150 groups of 6 rows", BOTH
-)
+@hierarchy(slopes_rows, "mu tau sigma correlation effect", 200, "slopes too, LKJ, 150 groups of 6 rows", BOTH)
 def slopes_few(rng):
     return slopes(rng, 900, (0.4, 0.2))
 

@@ -171,12 +171,13 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
             raise ValueError(
                 f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
                 "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, and its location or scale depends "
-                f"on other latents, or if it is the z of mu + tau * z. Leave it out; {f'there are {sorted(sites)}' if sites else 'there is none'}."
+                "on other latents, or if it is the z of mu + tau * z. Leave it out; "
+                f"{f'there are {sorted(sites)}' if sites else 'there is none'}."
             )
         if np.shape(share) not in ((), prototype[name].shape):
             raise ValueError(
-                f"centering[{name!r}] has shape {np.shape(share)}, but the site has {prototype[name].shape}. Give a number "
-                "or an array of this shape."
+                f"centering[{name!r}] has shape {np.shape(share)}, but the site has {prototype[name].shape}. Give a "
+                "number or an array of this shape."
             )
     return {
         name: jnp.broadcast_to(jnp.asarray(share, prototype[name].dtype), prototype[name].shape)

@@ -332,12 +332,13 @@ class ModelPotential:
         return self._non_centred.as_written(z, self._centering) if self._non_centred else (z, jnp.zeros(()))
 
     def scales(self, z: Sites) -> Sites:
-        """The scales of the sites of a location-scale family; of non-centred ones that of the value they are used for."""
+        """The scales of the sites of a location-scale family; of non-centred ones those of the values made of them."""
         trace, (z, _) = self._trace(z, self.some_rows(), None), self._as_written(z)
         forms = {name: location_scale(trace[name]["fn"]) for name in z}
         scales = {name: jnp.asarray(form.scale) for name, form in forms.items() if form}
-        for name in self._non_centred.scales if self._non_centred else ():
-            scales[name] *= jnp.abs(self._non_centred.location_and_scale(name, z)[1])
+        if self._non_centred:
+            for name in self._non_centred.scales:
+                scales[name] *= jnp.abs(self._non_centred.location_and_scale(name, z)[1])
         return scales
 
     def in_variables_of(self, other: "ModelPotential", z: Sites) -> Sites:

@@ -233,8 +233,8 @@ def measured(noise: jax.Array) -> Noise:
 
 def growth(noise: jax.Array, x: jax.Array) -> jax.Array:
     r"""
-    :math:`E[e_j^4 x_j^4] / E[x_j^8]`: that is :math:`E[\xi^4]` if :math:`e_j = \xi x_j`. If e does not depend on x, it is
-    3 % of :math:`E[e_j^4]`.
+    :math:`E[e_j^4 x_j^4] / E[x_j^8]`: that is :math:`E[\xi^4]` if :math:`e_j = \xi x_j`. If e does not depend on x,
+    it is 3 % of :math:`E[e_j^4]`.
 
     :param noise: samples of e, shape ``(samples, d)``.
     :param x: their positions.

@@ -14,7 +14,7 @@ matters for posteriors that are not normal, such as hierarchies; :math:`E[b]` is
 :mod:`~numpyro_sgmcmc.tuning.probes`.
 
 The last bound matters for noise that grows with the coordinate itself, :math:`e_j = \xi x_j`, as that of a group with
-few rows does with control variates. Each kick adds :math:`h^4 q x_j^4` to :math:`p_j^4`, where :math:`q = E[\xi^4]`, and
+few rows does with control variates. Each kick adds :math:`h^4 q x_j^4` to :math:`p_j^4`, with :math:`q = E[\xi^4]`;
 friction takes :math:`4 h p_j^4` away, so a chain whose :math:`h^3 q` is not small has no fourth moment: it explodes.
 """
 
