@@ -54,8 +54,8 @@ class Bar:
         last, self._looked = self._looked, (now, steps)
         stuck = np.atleast_1d(np.asarray(refused)) >= STUCK
         still = f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
-        each = "" if chosen is None else f"{np.max(chosen)} steps per draw"
-        self._text = ", ".join(filter(None, (self._pace(last, now, steps), each, still)))
+        each = [f"{np.max(number)} steps per draw" for number in jax.tree.leaves(chosen)]  # none if it is given
+        self._text = ", ".join(filter(None, (self._pace(last, now, steps), *each, still)))
 
     def _pace(self, last: tuple[float, int] | None, now: float, steps: int) -> str:
         if last is None or self._plate is None or steps < last[1]:  # fewer steps: another chain

@@ -214,14 +214,14 @@ class State(NamedTuple):
 
 
 class Found(NamedTuple):
-    num_steps: Any
+    steps_per_sample: Any
 
 
 class TunedState(NamedTuple):
     i: Any
     marks: Any
     refused: Any
-    tuning: Any
+    settings: Any
 
 
 def test_the_bar_tells_of_the_state_before(monkeypatch):
