@@ -156,8 +156,9 @@ def kinetic_temperature(run: Kept) -> Line | None:
         return None
     line, blatant = deviation_from_1(T, run.coordinates), off_temperature(T)
     line = line._replace(remedy=f"Use {run.use.hot(line.value)}")
-    cause = ": the steps or the minibatch noise are too large" if line.value > 1 else ": the momentum is slowed down"
-    cause = "" if run.use.arriving else cause
+    cause = ": thermostats that grew on the way from a distant start, or refused steps, slow down the momentum"
+    if line.value > 1:
+        cause = "" if run.use.arriving else ": the steps or the minibatch noise are too large"
     if blatant:
         seen = f"the kinetic temperature of the run is {blatant:.3g} instead of 1{cause}"
         return line._replace(seen=seen, size=math.inf, explains=True)
