@@ -8,6 +8,7 @@ import difflib
 from inspect import signature
 from typing import Any
 
+from numpyro_sgmcmc.rows.schemes import is_undecided
 from numpyro_sgmcmc.tuning.warm_up import Settings
 from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, RowScheme, Thermostatted
 
@@ -105,6 +106,17 @@ def check_independent(rows: RowScheme, integrator: Any) -> None:
             f"rows={getattr(rows, 'scheme', rows)!r} gives batches whose errors partly cancel, but {integrator!r} "
             "subtracts the variance of independent batches from its own noise, so the draws would be too narrow. Leave "
             "rows= out, or use rows=WithoutReplacement()."
+        )
+
+
+def check_undecided(rows: RowScheme, chosen: bool) -> None:
+    """
+    :raises ValueError: for a scheme that leaves a choice to a warm-up that makes none.
+    """
+    if is_undecided(rows) and not chosen:
+        raise ValueError(
+            f"rows={rows!r} leaves a choice to the warm-up, which makes it only if it also chooses the step size. "
+            "Leave step_size= out, or use contiguous=True or False."
         )
 
 

@@ -98,7 +98,7 @@ def gradient_noise(
         def gradient_fn(k):
             key = random.fold_in(key_probes, k)
             coming = state.rows_state._replace(t=jnp.asarray(state.rows_state.t + k, jnp.uint32))
-            rows, _ = next_rows(chain.rows, coming, potential.plates)
+            rows, _ = next_rows(chain.rows, coming, potential.plates, state.settings.contiguous)
             return lambda z: chain.evaluate(potential, z, rows, state.gradient_state, key)
 
         variance = gradient_variance(lambda k: gradient_fn(k)(z).gradient, num_batches)

@@ -75,14 +75,15 @@ def gradient_pairs(run: Run, draws: Draws, rng_key: jax.Array, pairs: int | None
             "samples others. Use gradient_noise(kernel, state, ...)."
         )
 
-    def probe(potential, z, gradient_state, rng_key):
+    def probe(potential, z, gradient_state, rng_key, contiguous):
         chain, unravel = kernel.chain_for(potential), unraveler(potential.prototype)
 
         def one(z, k):
             def gradient(key):
                 # any batch of the kernel's own scheme: those of contiguous rows may differ more than random ones
                 key_rows, key_t, key_model = random.split(key, 3)
-                rows, _ = next_rows(chain.rows, RowsState(key_rows, random.bits(key_t)), potential.plates)
+                at = RowsState(key_rows, random.bits(key_t))
+                rows, _ = next_rows(chain.rows, at, potential.plates, contiguous)
                 return raveled(chain.evaluate(potential, unravel(z), rows, gradient_state, key_model).gradient)
 
             first, second = jax.vmap(gradient)(random.split(random.fold_in(rng_key, k)))
@@ -96,7 +97,8 @@ def gradient_pairs(run: Run, draws: Draws, rng_key: jax.Array, pairs: int | None
         index = np.linspace(0, draws.z.shape[1] - 1, per_chain).round().astype(int)
         last = np.asarray(raveled(one.z))
         z = draws.z[k][index] if stays else np.broadcast_to(last, (per_chain, last.size))
-        found.append(np.asarray(measured(jnp.asarray(z, last.dtype), one.gradient_state, key), float))
+        of_chain = one.gradient_state, key, one.settings.contiguous
+        found.append(np.asarray(measured(jnp.asarray(z, last.dtype), *of_chain), float))
     return np.concatenate(found)
 
 

@@ -139,7 +139,7 @@ class Chain:
         # even numbers for the noise, odd ones for the model: a split would be computed even if the model needs no key
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
-        rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates)
+        rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates, state.settings.contiguous)
         marks = RarelyChanging.of(state.marks)
         position = self.position(potential, state)
         h = self.step_size(state)
@@ -274,7 +274,7 @@ class Chain:
     def with_first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> SGMCMCState:
         """The state with gradient and energy at its position, for a word that carries them from step to step."""
         potential = potential.centred(state.settings.centering)
-        rows, _ = next_rows(self.rows, state.rows_state, potential.plates)
+        rows, _ = next_rows(self.rows, state.rows_state, potential.plates, state.settings.contiguous)
         evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
         evaluation = gradient_in_x(evaluate, state.settings.coordinates, potential.prototype)(state.phase.z)
         energy = evaluation.energy.astype(state.potential_estimate.dtype)

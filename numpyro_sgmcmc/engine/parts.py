@@ -9,6 +9,7 @@ from numpyro_sgmcmc.checks.at_construction import (
     check_center,
     check_independent,
     check_previous,
+    check_undecided,
     checked_init_strategy,
     checked_part,
     checked_settings,
@@ -61,12 +62,13 @@ def chain_of_parts(
     if getattr(schedule, "exploration", 0):
         check_can_be_quiet(dynamics, integrator)
     if rows is None:
-        rows = WithoutReplacement() if integrator.needs_variance else Reshuffled()
+        rows = default_rows(integrator.needs_variance, chosen)
     gradient = checked_part("gradient", default if gradient is None else gradient, "evaluate", "Minibatch()")
     checked_part("rows", rows, "__call__", "Reshuffled()")
     estimator, scheme = gradient.with_rows(rows)
     if integrator.needs_variance:
         check_independent(scheme, integrator)
+    check_undecided(scheme, chosen)
     check_center(estimator, chosen)
     if keeps_values:
         check_previous(estimator, integrator)
@@ -77,3 +79,8 @@ def chain_of_parts(
         options["checked"] = bool(check)
     strategy = checked_init_strategy(init_strategy)
     return kind(dynamics, integrator, estimator, scheme, schedule, strategy, **options)
+
+
+def default_rows(independent: bool, chosen: bool) -> RowScheme:
+    """The default of a kernel. If the warm-up chooses the step size, it also chooses whether batches are blocks."""
+    return (WithoutReplacement if independent else Reshuffled)(contiguous=None if chosen else False)

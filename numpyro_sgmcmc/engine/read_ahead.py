@@ -112,7 +112,8 @@ def repeat_with_rows(
 
     def rows_from(rows_state, first):
         def rows_at(k):
-            return next_rows(scheme, rows_state._replace(t=rows_state.t + k), potential.plates)[0][name]
+            at = rows_state._replace(t=rows_state.t + k)
+            return next_rows(scheme, at, potential.plates, state.settings.contiguous)[0][name]
 
         return jax.vmap(rows_at)(first + jnp.arange(length, dtype=jnp.uint32))
 

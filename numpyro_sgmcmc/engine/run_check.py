@@ -120,7 +120,8 @@ class RunCheck:
         z = self.chain.position(self.potential, state)
 
         def of_rows(k):
-            rows, _ = next_rows(self.chain.rows, RowsState(rng_key, jnp.uint32(k)), self.potential.plates)
+            at = RowsState(rng_key, jnp.uint32(k))
+            rows, _ = next_rows(self.chain.rows, at, self.potential.plates, state.settings.contiguous)
             key_model = random.fold_in(rng_key, k)
             return raveled(self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient)
 

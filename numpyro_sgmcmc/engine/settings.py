@@ -10,6 +10,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
+from numpyro_sgmcmc.rows.schemes import decided
 from numpyro_sgmcmc.tuning.warm_up import Scores, Settings
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
 from numpyro_sgmcmc.utils.significance import worst
@@ -31,6 +32,7 @@ def settings(mcmc: MCMC) -> Settings:
     - **friction** or **diffusion** - that of the kernel, in x; absent for SGLD.
     - **steps_per_sample** - steps per draw.
     - **gradient** - the gradient estimator.
+    - **rows** - the row scheme. By default the warm-up chooses between scattered rows and blocks of neighbouring rows.
     - **gradient_noise** - :math:`s^2`, the largest variance of the gradient noise over the coordinates of x.
     - **predicted_inflation** - the largest relative variance that this noise adds to a coordinate of x, to first order.
     - **coordinates** - c and L, see :class:`~numpyro_sgmcmc.tuning.coordinates.Coordinates`.
@@ -95,11 +97,13 @@ def settings(mcmc: MCMC) -> Settings:
     def value(x):
         return np.asarray(x) if several else np.asarray(x).item()
 
+    schemes = [decided(kernel.rows, bool(contiguous)) for contiguous in np.atleast_1d(chosen.contiguous)]
     names = "step_size", "steps_per_sample", "predicted_inflation", "curvature", "passes"
     return replace(
         chosen,
         **{name: value(chosen[name]) for name in names},
         gradient=kernel.gradient,
+        rows=schemes if several else schemes[0],
         gradient_noise=value(chosen.noise_variance.max(-1)),
         centering=dict(chosen.centering),
         scores={name: value(score) for name, score in chosen.scores._asdict().items()},

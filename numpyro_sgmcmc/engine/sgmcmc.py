@@ -60,7 +60,8 @@ class SGMCMC(MCMCKernel):
         :class:`~numpyro_sgmcmc.types.Integrator`.
     :param gradient: gradient estimator. None: ``Minibatch()``, or a control variate if the warm-up chooses the step
         size.
-    :param rows: row scheme. None: independent batches for words that need them, otherwise reshuffled ones.
+    :param rows: row scheme. None: independent batches for words that need them, otherwise reshuffled ones; in blocks of
+        neighbouring rows if the warm-up chooses the step size and finds that they cost no more noise.
     :param step_size: h > 0, or a function of the step index. None: chosen in the warm-up, together with the
         coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. ``Polynomial(None, b, gamma)`` decreases from the chosen
         step size.

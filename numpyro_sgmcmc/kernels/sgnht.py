@@ -5,8 +5,8 @@ from typing import Any, Unpack
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.skew import checked_skew
 from numpyro_sgmcmc.engine.options import KernelOptions
+from numpyro_sgmcmc.engine.parts import default_rows
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 
@@ -83,7 +83,8 @@ class SGNHT(SGMCMC):
         if integrator is None:
             integrator = "ADBOBDA" if skew is None else "RADBOBDAR"
         if options.get("rows") is None:
-            options["rows"] = WithoutReplacement()
+            step_size = options.get("step_size")
+            options["rows"] = default_rows(True, step_size is None or getattr(step_size, "relative", False))
         super().__init__(model, dynamics, integrator, **options)
 
     @property

@@ -4,7 +4,7 @@ use :func:`~numpyro_sgmcmc.rows.permutation.permute`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,11 @@ class Reshuffled:
     Rows that do not fill a last batch are left out of that epoch; every epoch draws a new order, so every row is
     equally likely at every step.
 
-    :param bool contiguous: use blocks of neighbouring rows, in random order, with boundaries that are shifted at random
-        each epoch. This is 2 to 5 times faster on large data, because memory is read in order. The rows of the data
-        must be in random order themselves (:func:`shuffle_rows`): blocks of sorted data differ from each other, which
-        makes the gradients noisier and, as the blocks are nearly fixed, noisy in the same directions in every epoch.
+    :param contiguous: use blocks of neighbouring rows, in random order, with boundaries that are shifted at random each
+        epoch. This is 2 to 5 times faster on large data, because memory is read in order. The rows of the data must be
+        in random order themselves (:func:`shuffle_rows`): blocks of sorted data differ from each other, which makes the
+        gradients noisier and, as the blocks are nearly fixed, noisy in the same directions in every epoch. None: the
+        warm-up measures whether they do (:func:`~numpyro_sgmcmc.tuning.noise_samples.is_as_quiet`), and chooses.
 
     **Example**
 
@@ -46,7 +47,7 @@ class Reshuffled:
         True
     """
 
-    contiguous: bool = False
+    contiguous: bool | None = False
     independent = False
     distinct = True
 
@@ -69,6 +70,10 @@ class WithoutReplacement:
     """
     A new batch of distinct rows at every step, independent of the previous batches.
 
+    :param contiguous: use a block of neighbouring rows that starts at a random row, and goes on at the first row after
+        the last. All N blocks are equally likely, so the gradient is unbiased whatever the order of the rows. Only its
+        variance depends on the order. None: as for :class:`Reshuffled`.
+
     **Example**
 
     .. doctest::
@@ -81,12 +86,17 @@ class WithoutReplacement:
         4
     """
 
+    contiguous: bool | None = False
     independent = True
     distinct = True
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
-        order = words(rng_key, t, words_needed(size))
-        return permute(order, jnp.arange(batch_size, dtype=jnp.uint32), size)
+        places = jnp.arange(batch_size, dtype=jnp.uint32)
+        if not self.contiguous:
+            return permute(words(rng_key, t, words_needed(size)), places, size)
+        # a barrier as in permute: otherwise the first row would be drawn for each element of the batch
+        first = lax.optimization_barrier(words(rng_key, t, 1)[0] % jnp.uint32(size))
+        return add(first, places, size).astype(jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,7 @@ class Sharded:
         return self.rows.distinct
 
     @property
-    def contiguous(self) -> bool:
+    def contiguous(self) -> bool | None:
         return getattr(self.rows, "contiguous", False)
 
     def __call__(self, rng_key: jax.Array, t: jax.Array, size: int, batch_size: int) -> jax.Array:
@@ -197,20 +207,46 @@ def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
 
 
 def is_contiguous(scheme: RowScheme) -> bool:
-    """Whether minibatches are blocks of neighbouring rows."""
-    return getattr(scheme, "contiguous", False)
+    """Whether minibatches are certain to be blocks of neighbouring rows."""
+    return bool(getattr(scheme, "contiguous", False))
 
 
-def next_rows(scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate]) -> tuple[Rows, RowsState]:
+def is_undecided(scheme: RowScheme) -> bool:
+    """Whether the warm-up chooses between scattered rows and blocks."""
+    return getattr(scheme, "contiguous", False) is None
+
+
+def decided(scheme: RowScheme, contiguous: bool) -> RowScheme:
+    """The scheme after that choice; a scheme without it stays as it is."""
+    if not is_undecided(scheme):
+        return scheme
+    if isinstance(scheme, Sharded):
+        return replace(scheme, rows=decided(scheme.rows, contiguous))
+    return replace(scheme, contiguous=contiguous)  # pyright: ignore[reportArgumentType]
+
+
+def next_rows(
+    scheme: RowScheme, state: RowsState, plates: Mapping[str, Plate], contiguous: Any = None
+) -> tuple[Rows, RowsState]:
     """
     The rows of the next batch of every plate, and the state after it. With several plates, each has its own key.
+
+    :param contiguous: whether a scheme that is undecided uses blocks, the same for all chains; None: it does not.
     """
     keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
-    rows = {
-        name: jnp.asarray(scheme(key, state.t, plate.size, plate.batch_size), jnp.int32)
-        for key, (name, plate) in zip(keys, plates.items())
-    }
-    return rows, state._replace(t=state.t + 1)
+
+    def rows(contiguous: bool) -> Rows:
+        of = decided(scheme, contiguous)
+        return {
+            name: jnp.asarray(of(key, state.t, plate.size, plate.batch_size), jnp.int32)
+            for key, (name, plate) in zip(keys, plates.items())
+        }
+
+    if contiguous is None or not is_undecided(scheme):
+        chosen = rows(False)
+    else:
+        chosen = lax.cond(contiguous, partial(rows, True), partial(rows, False))
+    return chosen, state._replace(t=state.t + 1)
 
 
 def independent_rows(rng_key: jax.Array, plates: Mapping[str, Plate]) -> Rows:

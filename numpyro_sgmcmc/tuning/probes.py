@@ -45,11 +45,13 @@ def probe(
     gradient_state: Any,
     reach: jax.Array,
     rng_key: jax.Array,
+    contiguous: Any = None,
 ) -> Probe:
     """
     :param x: positions, shape ``(chains, d)``.
     :param gradient_state: of all chains if the estimator shares it, otherwise with chains along the first axis.
     :param reach: r.
+    :param contiguous: whether a row scheme that is undecided uses blocks.
     """
     unravel = unraveler(potential.prototype)
 
@@ -60,7 +62,7 @@ def probe(
         def at(x, key):
             z = unravel(coordinates.to_z(x))
             key_rows, key_model = random.split(key)
-            drawn, _ = next_rows(rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
+            drawn, _ = next_rows(rows, RowsState(key_rows, jnp.uint32(0)), potential.plates, contiguous)
             drawn_potential = potential.using_rows(drawn, weights=row_weights(rows, potential.plates))
             evaluation = gradient.evaluate(drawn_potential, z, drawn, gradient_state, key_model)
             return coordinates.pull_back(raveled(evaluation.gradient))

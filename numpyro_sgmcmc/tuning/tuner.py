@@ -7,6 +7,10 @@ of another run are given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the
 sufficient, and halve the step size if they are not from the posterior. A round whose draws are lost is started again
 from the normal approximation, with half the step size. Then the gradient noise is measured again at the draws.
 
+The first time the noise is measured with scattered rows and with blocks of neighbouring rows, if the row scheme leaves
+this open. Blocks are read several times faster, so the chain uses them if their noise is not larger
+(:func:`~numpyro_sgmcmc.tuning.noise_samples.is_as_quiet`).
+
 After half of the warm-up the settings are frozen, and the second half checks them. If the check fails after 3/4, the
 settings are corrected once more, and the last quarter checks the correction. If it fails at the end, there is a last
 correction, which is not checked.
@@ -17,32 +21,29 @@ they would for a standard normal.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.rows.schemes import is_contiguous
+from numpyro_sgmcmc.rows.schemes import is_contiguous, is_undecided
 from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, unraveler
 from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import VECTORS
-from numpyro_sgmcmc.tuning.pilot import (
-    BLOCKS,
-    Evidence,
-    Moments,
+from numpyro_sgmcmc.tuning.noise_samples import (
     bend_of,
-    evidence,
     growth,
+    is_as_quiet,
     measured,
     pooled,
     rotation,
     shortened,
-    stretch,
-    together,
     turned,
 )
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, stretch, together
 from numpyro_sgmcmc.tuning.probes import probe
 from numpyro_sgmcmc.tuning.search import Found, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
@@ -105,6 +106,7 @@ class Tuner:
             passes=zero,
             scores=Scores(zero, zero, zero),
             noise_variance=jnp.zeros(d, dtype),
+            contiguous=jnp.zeros((), bool),
         )
         warm_up = WarmUp(
             length=zero + 1,
@@ -161,29 +163,32 @@ class Tuner:
         moments = trees.where(begins, warm_up.moments.restarted(), warm_up.moments)
         places = moments.places
         counts = looks & (t > warm_up.round[0]) & (t <= end)
-        number = jnp.where(due, len(places), counts).astype(jnp.int32)
+        kinds = 2 if is_undecided(self.rows) and potential.plates else 1
+        number = jnp.where(due, len(places) * jnp.where(t == 0, kinds, 1), counts).astype(jnp.int32)
 
         def look(k, seen):
             moments, differences, bends, sound = seen
+            kind, place = jnp.divmod(k, len(places))
             # first at the positions of the chains
-            there = jnp.where(due & (k > 0), places[k % drawn], x)
+            there = jnp.where(due & (place > 0), places[place % drawn], x)
             parts = self.gradient, self.rows, settings.coordinates
-            reach = self.rule.reach(warm_up.largest)
-            seen = probe(potential, *parts, there, gradient_state, reach, random.fold_in(key_look, k))
+            rest = self.rule.reach(warm_up.largest), random.fold_in(key_look, k), settings.contiguous | (kind > 0)
+            seen = probe(potential, *parts, there, gradient_state, *rest)
             moments = moments.add(warm_up.block, there, seen.first, seen.second)
-            differences = differences.at[k].set((seen.first - seen.second) / jnp.sqrt(2.0))
+            differences = differences.at[kind, place].set((seen.first - seen.second) / jnp.sqrt(2.0))
             sound = jnp.where(k > 0, sound, jnp.isfinite(seen.first).all(1))
-            return moments, differences, bends.at[k].set(seen.bend), sound
+            return moments, differences, bends.at[place].set(seen.bend), sound
 
-        nothing = jnp.zeros_like(places), jnp.zeros_like(places), jnp.ones(places.shape[1], bool)
-        added, differences, bends, sound = lax.fori_loop(0, number, look, (moments, *nothing))
+        nothing = jnp.zeros((kinds, *places.shape), places.dtype), jnp.zeros_like(places)
+        sound = jnp.ones(places.shape[1], bool)
+        added, differences, bends, sound = lax.fori_loop(0, number, look, (moments, *nothing, sound))
 
         def settle():
-            flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
             # a chain cannot leave a position where the gradient is not finite, so it starts at c
             there, here = jnp.where(sound[: len(x), None], x, 0), (settings, warm_up._replace(moments=moments))
             visited = places[jnp.arange(len(places)) % drawn].at[0].set(x)
-            samples = flat(differences), flat(visited), flat(bends)
+            flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
+            samples = differences.reshape(kinds, -1, x.shape[-1]), flat(visited), flat(bends)
             return self._settled(potential, *here, there, *samples, key_momentum)
 
         kept = settings, warm_up._replace(moments=added), phase
@@ -249,24 +254,31 @@ class Tuner:
         rng_key: jax.Array,
     ) -> tuple[Settings, WarmUp, Phase]:
         """
-        Axes, step size and number of steps from what was measured; new momenta are drawn.
+        Rows, axes, step size and number of steps from what was measured; new momenta are drawn.
 
-        :param differences: samples of the gradient noise e, shape ``(samples, d)``.
+        :param differences: samples of the gradient noise e, shape ``(1, samples, d)``; if the rows are undecided, also
+            those of blocks along the first axis.
         :param visited: their positions.
         :param bends: samples of b there.
         """
         coordinates, moments = settings.coordinates, warm_up.moments
         turns, layout = coordinates.turns, coordinates.layout
+        first = warm_up.transition == 0
         if turns is None:
-            seen = measured(shortened(differences))
+            seen = jax.vmap(lambda noise: measured(shortened(noise)))(differences)
+            kind = _quietest(first, differences)
         else:
-            seen, axes = rotation(differences, blocks_of(potential.prototype, self.dense_mass), turns)
+            of = partial(rotation, blocks=blocks_of(potential.prototype, self.dense_mass), turns=turns)
+            seen, axes = jax.vmap(of)(differences)
+            kind = _quietest(first, turned(differences, turns, axes[-1]))
+            axes = axes[kind]
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
             differences, visited = (turned(samples, turns, axes) for samples in (differences, visited))
+        seen = jax.tree.map(lambda of_kinds: of_kinds[kind], seen)
         if layout is not None:
             seen = pooled(seen, layout)
-        seen = seen._replace(growth=growth(differences, visited))
+        seen = seen._replace(growth=growth(differences[kind], visited))
         bend = bend_of(bends)
         h = self.rule.step_size(seen, bend, warm_up.largest)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
@@ -277,11 +289,25 @@ class Tuner:
             predicted_inflation=self.rule.inflation(h, seen.variance),
             coordinates=coordinates,
             noise_variance=seen.variance,
+            contiguous=settings.contiguous | (kind > 0),
         )
         warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
         momentum = noise.normal(rng_key, x.shape, x.dtype)
         phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, seen.variance))(x, momentum)
         return settings, warm_up, phase
+
+
+def _quietest(first: jax.Array, differences: jax.Array) -> Any:
+    """
+    The kind of rows whose noise is that of the chain: 0 for the rows in use, 1 for blocks.
+
+    :param first: whether the rows are scattered so far, and blocks have been measured as well.
+    :param differences: samples of the noise along the axes of that of the last kind.
+    """
+    if len(differences) == 1:
+        return 0
+    scattered, blocks = differences
+    return (first & is_as_quiet(blocks[len(blocks) // 2 :], scattered)).astype(jnp.int32)
 
 
 def _nothing_seen(moments: Moments) -> Evidence:

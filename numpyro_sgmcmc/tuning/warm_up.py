@@ -14,7 +14,7 @@ from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, scor
 
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
 
-NOT_SHOWN = frozenset(["noise_variance"])  # fields of Settings that are not in the dict
+NOT_SHOWN = frozenset(["noise_variance", "contiguous"])  # fields of Settings that are not in the dict
 
 
 class Scores(NamedTuple):
@@ -41,11 +41,13 @@ class Settings(dict):
     ``settings=`` takes them. As a dict they cannot be changed.
 
     - **noise_variance** - variance of the gradient noise in x, by coordinate.
+    - **contiguous** - whether minibatches are blocks of neighbouring rows, if the row scheme is undecided.
     """
 
     step_size: Any = None
     steps_per_sample: Any = None
     gradient: Any = None
+    rows: Any = None
     gradient_noise: Any = None
     predicted_inflation: Any = None
     coordinates: Any = Identity()
@@ -57,6 +59,7 @@ class Settings(dict):
     friction: Any = None
     diffusion: Any = None
     noise_variance: Any = None
+    contiguous: Any = None
 
     def __post_init__(self):
         named = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -18,7 +18,13 @@ from numpyro_sgmcmc.rows.permutation import SMALL, permute, words, words_needed
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.types import Plate, RowsState
 
-SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), WithReplacement()]
+SCHEMES = [
+    Reshuffled(),
+    Reshuffled(contiguous=True),
+    WithoutReplacement(),
+    WithoutReplacement(contiguous=True),
+    WithReplacement(),
+]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 37, SMALL, SMALL + 1, 100, 101, 256, 257, 1000, 9973, 65537, 100_003])
@@ -160,7 +166,7 @@ def test_contiguous_rows_are_neighbours():
 
 
 def test_rows_of_a_batch_are_distinct_without_replacement():
-    for scheme in (Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement()):
+    for scheme in SCHEMES[:-1]:
         rows = np.asarray(scheme(random.key(7), jnp.array(2), 20, 9))
         assert len(set(rows.tolist())) == 9
     assert any(

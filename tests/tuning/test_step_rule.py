@@ -15,7 +15,7 @@ from numpyro_sgmcmc.dynamics.overdamped import Overdamped
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.coordinates import Coordinates
-from numpyro_sgmcmc.tuning.pilot import bend_of, growth, measured
+from numpyro_sgmcmc.tuning.noise_samples import bend_of, growth, measured
 from numpyro_sgmcmc.tuning.probes import probe
 from numpyro_sgmcmc.tuning.step_rule import BENT, FORGOTTEN, GROWING, HEAT, UNKNOWN, Noise, StepRule
 

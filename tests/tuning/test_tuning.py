@@ -36,7 +36,8 @@ from numpyro_sgmcmc.tuning import newton
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, gradient_in_x, unraveler
 from numpyro_sgmcmc.tuning.low_rank import wide_law
 from numpyro_sgmcmc.tuning.newton import normal_law
-from numpyro_sgmcmc.tuning.pilot import BLOCKS, OUTLYING, Moments, evidence, rotation, score_limit, stretch, together
+from numpyro_sgmcmc.tuning.noise_samples import OUTLYING, rotation
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, score_limit, stretch, together
 from numpyro_sgmcmc.tuning.search import search
 from numpyro_sgmcmc.tuning.start import best_of_several
 from numpyro_sgmcmc.types import Evaluation
