@@ -118,7 +118,7 @@ class TunedChain(Chain):
         if self.known is not None:
             return ""
         d = sum(site.size for site in potential.prototype.values())
-        passes = float(f"{expected_passes(potential):.1g}")
+        passes = float(f"{expected_passes(potential, self.layout):.1g}")
         return f"searching for a normal approximation in {d} coordinates: about {passes:g} passes over the data"
 
     def for_run(self, potential: ModelPotential, rng_key: jax.Array, on_potential: Callable) -> "TunedChain":

@@ -13,14 +13,17 @@ can make :math:`L^T H L` the identity, in O(d (k + b)) operations: with the pivo
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
-from jax import lax
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.tuning.coordinates import axes_of, product
 from numpyro_sgmcmc.tuning.groups import Layout
+
+Blocks = tuple[jax.Array, list[jax.Array], list[jax.Array]]  # H_gg, and H_jj and H_jg of each family
 
 
 @partial(
@@ -92,15 +95,16 @@ class Arrow:
         """L."""
         return jax.vmap(self.times, 1, 1)(jnp.eye(self.center.size, dtype=self.center.dtype))
 
-    def after(self, common: jax.Array, own: list[jax.Array], border: list[jax.Array]) -> "Arrow":
+    def after(self, other: "Arrow") -> "Arrow":
         """The coordinates whose L is the product of this one and another arrow."""
-        joined = [product(R, M) + product(K, common) for R, K, M in zip(self.own, self.border, border)]
-        return replace(
-            self,
-            common=product(self.common, common),
-            own=[product(R, other) for R, other in zip(self.own, own)],
-            border=joined,
-        )
+        border = [product(R, M) + product(K, other.common) for R, K, M in zip(self.own, self.border, other.border)]
+        own = [product(R, other) for R, other in zip(self.own, other.own)]
+        return replace(self, common=product(self.common, other.common), own=own, border=border)
+
+    def narrowed(self, factor: float) -> "Arrow":
+        """The coordinates with a smaller L."""
+        scaled = lambda arrays: [factor * array for array in arrays]  # noqa: E731
+        return replace(self, common=factor * self.common, own=scaled(self.own), border=scaled(self.border))
 
     @property
     def turns(self) -> np.ndarray:
@@ -115,33 +119,63 @@ class Arrow:
         """log |det L|."""
         return sum((jnp.linalg.slogdet(R)[1].sum() for R in self.own), start=jnp.linalg.slogdet(self.common)[1])  # pyright: ignore[reportReturnType]
 
+    def directions(self, rng_key: jax.Array) -> jax.Array:
+        """
+        The x whose products with a Hessian determine :meth:`whitening`: unit vectors of the globals, and for each
+        coordinate of the groups of a family a vector of random signs.
+        """
+        layout, dtype = self.layout, self.center.dtype
+        nothing = [jnp.zeros((J, b), dtype) for J, b in layout.families]
+        rows = [layout.merge(unit, nothing) for unit in jnp.eye(layout.size, dtype=dtype)]
+        for family, (J, b) in enumerate(layout.families):
+            signs = random.rademacher(random.fold_in(rng_key, family), (J,), dtype)
+            for column in range(b):
+                members = list(nothing)
+                members[family] = members[family].at[:, column].set(signs)
+                rows.append(layout.merge(jnp.zeros(layout.size, dtype), members))
+        return jnp.stack(rows)
 
-def whitening(
-    common: jax.Array, own: list[jax.Array], border: list[jax.Array], least: float, most: float
-) -> tuple[jax.Array, list[jax.Array], list[jax.Array], jax.Array]:
-    """
-    G, R and K that whiten a Hessian, and the extreme eigenvalues of its blocks.
+    def hessian(self, products: jax.Array, directions: jax.Array) -> Blocks:
+        """The blocks of the Hessian in x, from its products with the :meth:`directions`."""
+        layout = self.layout
+        common, members = jax.vmap(layout.split)(products[: layout.size])
+        own, first = [], layout.size
+        for family, (_, b) in enumerate(layout.families):
+            of_family = lambda x, family=family: layout.split(x)[1][family]  # noqa: E731
+            signs = of_family(directions[first])[:, :1]
+            own.append(jnp.moveaxis(signs * jax.vmap(of_family)(products[first : first + b]), 0, -1))
+            first += b
+        return common, own, [jnp.moveaxis(of, 0, -1) for of in members]
 
-    :param common: H_gg.
-    :param own: H_jj of each family.
-    :param border: H_jg of each family.
-    :param least: bound of the eigenvalues of the blocks H_jj and S from below.
-    :param most: bound from above.
-    """
-    roots, pivots, extremes = [], [], []
-    schur = common
-    for H, B in zip(own, border):
-        values, vectors = jnp.linalg.eigh((H + H.mT) / 2)
-        extremes += [values.min(), values.max()]
-        size = jnp.clip(values, least, most)[:, None]
-        roots.append(product(vectors / jnp.sqrt(size), vectors.mT))
-        M = -product(vectors / size, product(vectors.mT, B))
-        pivots.append(M)
-        schur = schur + jnp.einsum("jbk,jbl->kl", B, M, precision=lax.Precision.HIGHEST)
-    values, vectors = axes_of(schur)
-    G = product(vectors / jnp.sqrt(jnp.clip(values, least, most)), vectors.T)
-    extremes += [values.min(), values.max()] if values.size else []
-    return G, roots, [product(M, G) for M in pivots], jnp.stack(extremes)
+    def whitening(
+        self, hessian: Blocks, length: jax.Array, most: float, blocks: Any = None
+    ) -> tuple["Arrow", jax.Array]:
+        r"""
+        The A with :math:`A^T ((1 - \rho) I + \rho H) A = I`, and the extreme eigenvalues of the blocks
+        :math:`H_{jj}` and S of H, the latter to first order in :math:`\rho`.
+
+        :param hessian: H, see :meth:`hessian`.
+        :param length: :math:`\rho`.
+        :param most: bound of the eigenvalues that are used, and of their inverse.
+        """
+        del blocks
+        mixed = lambda H: length * H + (1 - length) * jnp.eye(H.shape[-1], dtype=H.dtype)  # noqa: E731
+        common, own, border = hessian
+        roots, pivots, extremes = [], [], []
+        schur = mixed(common)
+        for H, B in zip(own, border):
+            values, vectors = jnp.linalg.eigh(mixed((H + H.mT) / 2))
+            extremes += [values.min(), values.max()]
+            size = jnp.clip(values, 1 / most, most)[:, None]
+            roots.append(product(vectors / jnp.sqrt(size), vectors.mT))
+            M = -length * product(vectors / size, product(vectors.mT, B))
+            pivots.append(M)
+            schur = schur + length * jnp.einsum("jbk,jbl->kl", B, M, precision=lax.Precision.HIGHEST)
+        values, vectors = axes_of(schur)
+        G = product(vectors / jnp.sqrt(jnp.clip(values, 1 / most, most)), vectors.T)
+        extremes += [values.min(), values.max()] if values.size else []
+        A = replace(self, common=G, own=roots, border=[product(M, G) for M in pivots])
+        return A, 1 + (jnp.stack(extremes) - 1) / length
 
 
 def _each(R: jax.Array, x: jax.Array) -> jax.Array:

@@ -82,6 +82,43 @@ class Coordinates(NamedTuple):
         """The coordinates whose x is turned to other axes."""
         return self._replace(scale=product(self.scale, axes))
 
+    def log_det(self) -> jax.Array:
+        """log |det L|."""
+        return jnp.linalg.slogdet(self.scale)[1]
+
+    def after(self, other: "Coordinates") -> "Coordinates":
+        """The coordinates whose L is the product of this one and another one."""
+        return self.turned(other.scale)
+
+    def narrowed(self, factor: float) -> "Coordinates":
+        """The coordinates with a smaller L."""
+        return self._replace(scale=factor * self.scale)
+
+    def directions(self, rng_key: jax.Array) -> jax.Array:
+        """The x whose products with a Hessian determine :meth:`whitening`: all columns."""
+        del rng_key
+        return jnp.eye(len(self.center), dtype=self.center.dtype)
+
+    def hessian(self, products: jax.Array, directions: jax.Array) -> jax.Array:
+        """The Hessian in x, from its products with the :meth:`directions`."""
+        del directions
+        return products
+
+    def whitening(
+        self, hessian: jax.Array, length: jax.Array, most: float, blocks: np.ndarray | None
+    ) -> tuple["Coordinates", jax.Array]:
+        r"""
+        The A with :math:`A^T ((1 - \rho) I + \rho H) A = I`, and the eigenvalues of H.
+
+        :param hessian: H, see :meth:`hessian`.
+        :param length: :math:`\rho`.
+        :param most: bound of the eigenvalues that are used, and of their inverse.
+        :param blocks: blocks of L, see :func:`blocks_of`.
+        """
+        values, vectors = axes_of(hessian, blocks)
+        sizes = 1 - length + length * jnp.clip(values, 1 / most, most)
+        return self._replace(scale=product(vectors / jnp.sqrt(sizes), vectors.T)), values
+
 
 class LowRank(NamedTuple):
     r"""

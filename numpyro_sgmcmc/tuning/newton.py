@@ -1,26 +1,27 @@
 r"""
-A mode, and the normal distribution closest to the posterior, by Newton's method in coordinates that are whitened again
-at every step.
+The normal distribution closest to the posterior, by Newton's method in coordinates that are whitened again at every
+step.
 
-With :math:`z = c + L x`, gradient g and Hessian :math:`H = V \Lambda V^T` in x,
+:math:`N(c, L L^T)` has the largest evidence lower bound where :math:`E[\nabla U] = 0` and
+:math:`E[\nabla^2 U] = (L L^T)^{-1}`, with means over its draws (Opper & Archambeau 2009). With the means g and H of
+gradient and Hessian in x, :math:`z = c + L x`, a step of length :math:`\rho` is
 
-.. math:: L \leftarrow L V |\Lambda|^{-1/2}, \qquad c \leftarrow c - L H^{-1} g / (1 + \mu).
+.. math:: A^T \bigl((1 - \rho) I + \rho H\bigr) A = I, \qquad L \leftarrow L A, \qquad c \leftarrow c - \rho L A A^T g.
 
-In float32 a Hessian in z cannot resolve curvatures whose ratio is a million; a Hessian in x can, after two or three
-such steps. Two searches use this step, one after the other:
+A step that makes the bound smaller is halved and made again from the same g and H, so it costs no Hessian. While a
+curvature is too large for one step, L becomes narrower and c stays. In float32 a Hessian in z cannot resolve curvatures
+whose ratio is a million; a Hessian in x can, after a few steps.
 
-1. **for a mode**, with g and H at c and the damping :math:`\mu` of Levenberg and Marquardt. U is estimated from a part
-   of the rows. The part grows by a factor of eight whenever the step is shorter than the error of this estimate, until
-   it contains all rows. The Hessian is estimated from a few thousand rows.
-2. **for the normal** :math:`N(c, L L^T)` with the largest evidence lower bound, with the means of g and H over draws
-   of that normal. If both steps vanish, so does the derivative of the bound (Opper & Archambeau 2009). The search
-   starts at the better of two normals: the one that both searches are given, and the one at the mode. The mode of a
-   hierarchical model may lie in a pit, where its scale is almost zero and all is narrow; the normal that was given has
-   the larger bound there. It uses a quarter of the draws until it has converged on them, and then all.
+The draws are the same throughout, in antithetic pairs. Every part of the rows has its own pair, so the bound and its
+gradient cost two evaluations of each part. They are first those of some parts, then of eight times as many, until they
+are those of all. The Hessian is a mean over a few draws, at one part each: two or a quarter of them at first, and twice
+as many after each step.
+
+The coordinates are a matrix (:mod:`~numpyro_sgmcmc.tuning.coordinates`) or have the shape of the plates
+(:mod:`~numpyro_sgmcmc.tuning.arrow`), which choose the products with H that they need, and A.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,206 +29,140 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, axes_of, product
 from numpyro_sgmcmc.utils import trees
 
-NEWTON_STEPS = 60  # maximal number of steps of the search for the mode
-STILL = 3  # number of first steps that whiten without a move
-GROWTH = 8  # factor by which the number of rows grows
-CLOSE, ARRIVED = 1.0, 0.01  # squared step lengths per coordinate at which a part of the rows, and all rows, are done
-FLOOR = 1e-6  # smallest curvature that is resolved, relative to the largest
+PAIRS = 16  # antithetic pairs of draws
+LOOKS = 60  # maximal number of looks at the bound
+GROWTH = 8  # factor by which the number of parts grows
+ROUND, CENTRED = 1.6, 0.05  # bounds of curvatures and squared gradient per coordinate from which one step is enough
 REACH = 30.0  # maximal step per coordinate, in whitened units
-COLUMNS = 64  # columns of the Hessian that are computed at once
-LAWS = 40  # maximal number of evaluations in the search for the normal
-ROUND, CENTRED = 1.6, 0.05  # bounds of curvatures and squared gradient per coordinate at which a normal is good enough
-BOLDEST = 10.0  # maximal factor of a curvature in one step of the search for the normal
-TIMID = 0.1  # step length below which the search for the normal ends
-PAIRS = 4  # antithetic pairs of draws with which it begins
+BOLDEST = 100.0  # maximal factor of a curvature in one step
+TIMID, SHORTEST = 0.1, 1e-4  # step lengths below which the search ends, near the optimum and elsewhere
+NARROWER = 0.25  # factor of L while no bound is finite
+COLUMNS = 64  # products with a Hessian that are computed at once
 
 
-class Trial(NamedTuple):
+class Search(NamedTuple):
+    r"""
+    - **law** - the best so far.
+    - **bound** - minus its evidence lower bound, up to a constant.
+    - **gradient**, **hessian** - their means in its x.
+    - **trial** - what is looked at next.
+    - **length** - :math:`\rho` of the step to it.
+    - **parts** - parts of the rows in use.
+    - **curved** - draws for a Hessian.
+    - **looks** - number of looks at the bound so far.
+    - **seen** - number of evaluations of a part so far.
     """
-    - **energy** - U.
-    - **gradient** - gradient in x, shape ``(d,)``.
-    - **curvature** - Hessian in x, shape ``(d, d)``.
-    """
 
-    energy: jax.Array
+    law: Any
+    bound: jax.Array
     gradient: jax.Array
-    curvature: jax.Array
-
-
-class Rung(NamedTuple):
-    """The state of the search."""
-
-    law: Coordinates  # the best so far
-    value: jax.Array  # its energy, or minus its bound
-    look: Trial  # evaluated there
-    trial: Coordinates  # evaluated next
-    damping: jax.Array  # damping of the steps to the mode; length of the steps to the normal
-    parts: jax.Array  # parts of the rows in use
-    step: jax.Array
-    draws: jax.Array  # draws of the normal over which to evaluate; 0: at c
-    mode: Coordinates  # the normal at the mode, once the first search has ended
+    hessian: Any
+    trial: Any
+    length: jax.Array
+    parts: jax.Array
+    curved: jax.Array
+    looks: jax.Array
+    seen: jax.Array
     done: jax.Array
 
 
 def normal_law(
     energy: Callable[[Any], Callable[[jax.Array], jax.Array]],
-    start: Coordinates,
+    start: Any,
     draws: jax.Array,
     parts: int,
     first_parts: int,
-    hessian_parts: int,
+    curved: int,
+    rng_key: jax.Array,
     blocks: np.ndarray | None = None,
-) -> tuple[Coordinates, jax.Array, jax.Array]:
+) -> tuple[Any, jax.Array]:
     """
     :param energy: number of a part of the rows -> (raveled z -> estimate of U from that part).
-    :param start: a normal N(c, L L^T), where L is a matrix.
-    :param draws: draws of N(0, 1) as consecutive antithetic pairs, shape ``(draws, d)``.
+    :param start: a normal N(c, L L^T).
+    :param draws: draws of N(0, 1), one of each antithetic pair, shape ``(pairs, d)``.
     :param int parts: number of all parts.
     :param int first_parts: parts used at first.
-    :param int hessian_parts: maximal number of parts used for the Hessian.
+    :param int curved: number of draws for a Hessian.
+    :param rng_key: key of the directions along which it is looked at.
     :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
-    :return: coordinates, the largest curvature in x, and the number of evaluations of a part.
+    :return: coordinates, and the number of evaluations of a part.
     """
-    center, identity = start.center, jnp.eye(start.center.size, dtype=start.center.dtype)
-    d = center.size
+    pairs, d = draws.shape
+    along = start.directions(rng_key)
 
-    def look(rung: Rung) -> tuple[Trial, jax.Array]:
-        law, over_law = rung.trial, rung.draws > 0
-        many = rung.parts + 2 * rung.draws
-        few = jnp.where(over_law, rung.draws, jnp.minimum(rung.parts, hessian_parts))
-
+    def look(law, parts, number):
         def add(k, sums):
-            # the value at c from all parts, plus the difference between a draw and c from the same part
-            draw = k - rung.parts
-            at_draw = (draw >= 0) & (draw % 2 == 0)
-            z = jnp.where(at_draw, law.to_z(draws[draw // 2]), law.center)
-            of_part = energy(jnp.where(draw >= 0, draw // 4 % parts, k))  # one part for each antithetic pair
-            weight = jnp.where(draw >= 0, (1.0 - 2.0 * (draw % 2)) / rung.draws, 1.0 / rung.parts)
-            slope = jax.tree.map(lambda x: weight.astype(x.dtype) * x, jax.value_and_grad(of_part)(z))
-            curved = jnp.where(over_law, at_draw, k < few)
-            hessian = lax.cond(curved, lambda: sums[2] + _times_hessian(of_part, z, law.scale) / few, lambda: sums[2])
-            return sums[0] + slope[0], sums[1] + slope[1], hessian
+            ends = jax.vmap(law.to_z)(jnp.stack([draws[k % pairs], -draws[k % pairs]]))
+            values, slopes = jax.vmap(jax.value_and_grad(energy(k % parts)))(ends)
+            return sums[0] + values.mean(), sums[1] + slopes.mean(0)
 
-        zeros = jnp.zeros((), center.dtype), jnp.zeros_like(center), jnp.zeros_like(law.scale)
-        value, gradient, curvature = lax.fori_loop(0, many, add, zeros)
-        return Trial(value, law.pull_back(gradient), product(law.scale.T, curvature)), many + d * few
+        sums = lax.fori_loop(0, number, add, (jnp.zeros((), draws.dtype), jnp.zeros_like(law.center)))
+        value, slope = jax.tree.map(lambda x: x / number, sums)
+        return value - law.log_det(), law.pull_back(slope)
 
-    def body(carry: tuple[Rung, jax.Array]) -> tuple[Rung, jax.Array]:
-        rung, seen = carry
-        new, cost = look(rung)
-        first = min(2 * PAIRS, len(draws))
-        to_law = partial(towards_law, draws=len(draws), blocks=blocks)
-        to_mode = partial(towards_mode, start=start, parts=parts, draws=first, blocks=blocks)
-        return lax.cond(rung.draws > 0, to_law, to_mode, rung, new), seen + cost
+    def hessian(law, parts, many):
+        def add(k, total):
+            z = law.to_z(jnp.where(k % 2 == 0, 1, -1) * draws[k // 2 % pairs])
+            gradient = jax.grad(energy(k % parts))
+            times = lambda x: law.pull_back(jax.jvp(gradient, (z,), (law.times(x),))[1])  # noqa: E731
+            return total + lax.map(times, along, batch_size=min(COLUMNS, len(along)))
 
-    zero, infinite = jnp.zeros((), center.dtype), jnp.asarray(jnp.inf, center.dtype)
-    rung = Rung(
+        return law.hessian(lax.fori_loop(0, many, add, jnp.zeros_like(along)) / many, along)
+
+    def step(law, gradient, hessian, length):
+        A, extremes = law.whitening(hessian, length, BOLDEST, blocks)
+        rounder, slope = law.after(A), A.pull_back(gradient)
+        # first narrower where a curvature is not resolved, then to another place
+        reach = jnp.where((extremes < BOLDEST).all(), length, 0)
+        slope = slope * reach * jnp.minimum(1, REACH * jnp.sqrt(d / jnp.maximum(jnp.sum(slope**2), 1e-30)))
+        return rounder._replace(center=law.center - rounder.times(slope)), extremes
+
+    def body(state: Search) -> Search:
+        number = state.parts * -(-pairs // state.parts)
+        many = jnp.minimum(state.curved, number)
+        bound, gradient = look(state.trial, state.parts, number)
+        better = trees.all_finite((bound, gradient)) & (bound < state.bound)
+        curvature = lax.cond(better, lambda: hessian(state.trial, state.parts, many), lambda: state.hessian)
+        new = state.trial, bound, gradient
+        law, bound, gradient = trees.where(better, new, (state.law, state.bound, state.gradient))
+        length = jnp.where(better, jnp.minimum(1.0, 1.5 * state.length), state.length / 2)
+        trial, extremes = step(law, gradient, curvature, length)
+        squared = jnp.mean(gradient**2)
+        near = (extremes > 1 / ROUND).all() & (extremes < ROUND).all() & (squared < CENTRED)
+        arrived = better & near & (state.curved >= curved)
+        law = trees.where(arrived, trial, law)  # a step from there needs no look
+        nowhere = ~jnp.isfinite(bound)
+        trial = trees.where(nowhere, law.narrowed(NARROWER), trial)
+        ended = ~nowhere & (arrived | (length < jnp.where(squared < 1, TIMID, SHORTEST)))
+        return Search(
+            law=trees.where(nowhere, trial, law),
+            bound=jnp.where(ended, jnp.inf, bound),
+            gradient=gradient,
+            hessian=curvature,
+            trial=trees.where(ended, law, trial),
+            length=jnp.where(ended | nowhere, 1.0, length),
+            parts=jnp.where(ended, jnp.minimum(GROWTH * state.parts, parts), state.parts),
+            curved=jnp.where(better, jnp.minimum(2 * state.curved, curved), state.curved),
+            looks=state.looks + 1,
+            seen=state.seen + 2 * number + jnp.where(better, many * len(along), 0),
+            done=(ended & (state.parts >= parts)) | (state.looks >= LOOKS - 1),
+        )
+
+    zero = jnp.zeros((), draws.dtype)
+    state = Search(
         law=start,
-        value=infinite,
-        look=Trial(infinite, jnp.zeros_like(center), identity),
+        bound=zero + jnp.inf,
+        gradient=jnp.zeros_like(start.center),
+        hessian=start.hessian(jnp.zeros_like(along), along),
         trial=start,
-        damping=jnp.ones((), center.dtype),
+        length=zero + 1,
         parts=jnp.asarray(min(first_parts, parts), jnp.int32),
-        step=jnp.zeros((), jnp.int32),
-        draws=jnp.zeros((), jnp.int32),
-        mode=start,
+        curved=jnp.asarray(min(max(2, curved // 4), curved), jnp.int32),
+        looks=jnp.zeros((), jnp.int32),
+        seen=zero,
         done=jnp.zeros((), bool),
     )
-    rung, seen = lax.while_loop(lambda carry: ~carry[0].done, body, (rung, zero))
-    return rung.law, axes_of(rung.look.curvature)[0][-1], seen
-
-
-def towards_mode(rung: Rung, new: Trial, start: Coordinates, parts: int, draws: int, blocks: np.ndarray | None) -> Rung:
-    """Levenberg and Marquardt's step; at the mode, the first one towards the normal."""
-    d = new.gradient.size
-    slack = 4 * jnp.finfo(new.energy.dtype).eps * jnp.abs(rung.value)
-    accepted = trees.all_finite(new) & ((new.energy <= rung.value + slack) | ~jnp.isfinite(rung.value))
-    rounder = whitened(new.curvature, blocks)
-    there = Coordinates(rung.trial.center, product(rung.trial.scale, rounder)), product(rounder.T, new.gradient)
-    law, slope = trees.where(accepted, there, (rung.law, rung.look.gradient))
-    damping = jnp.where(accepted, rung.damping / 4, 4 * jnp.maximum(rung.damping, 0.25))
-    moving = rung.step >= STILL - 1
-    whole = rung.parts >= parts
-    squared = jnp.sum(slope**2) / d
-    near = moving & accepted & (squared <= jnp.where(whole, ARRIVED, CLOSE))
-    away = jnp.where(moving, _within(-slope / (1 + damping), REACH), 0)
-    arrived = (near & whole) | (damping > 1e8) | (rung.step >= NEWTON_STEPS)
-    trial = Coordinates(law.center + law.times(away), law.scale)
-    value = jnp.where(near, jnp.inf, jnp.where(accepted, new.energy, rung.value))  # inf: the rows change
-    return Rung(
-        law=law,
-        value=jnp.where(arrived, jnp.inf, value),
-        look=Trial(new.energy, slope, jnp.eye(d, dtype=slope.dtype)),
-        trial=trees.where(arrived, start, trial),
-        damping=jnp.where(arrived, 1.0, damping),
-        parts=jnp.where(near, jnp.minimum(GROWTH * rung.parts, parts), rung.parts),
-        step=jnp.where(arrived, 0, rung.step + 1),
-        draws=jnp.where(arrived, draws, 0).astype(jnp.int32),
-        mode=law,
-        done=jnp.zeros((), bool),
-    )
-
-
-def towards_law(rung: Rung, new: Trial, draws: int, blocks: np.ndarray | None) -> Rung:
-    """
-    Newton's step for the bound, halved if the last one made it smaller; the first two only compare the starts. The
-    bound over more draws is another one, so the best normal is evaluated again.
-    """
-    value = new.energy - _log_det(rung.trial.scale)
-    better = trees.all_finite((new, value)) & (value < rung.value)
-    law, best, look = trees.where(better, (rung.trial, value, new), (rung.law, rung.value, rung.look))
-    compared = rung.step > 0
-    length = jnp.where(rung.step < 2, 1.0, jnp.where(better, jnp.minimum(1, 1.5 * rung.damping), rung.damping / 2))
-    values, vectors = axes_of(look.curvature, blocks)
-    curvature = 1 - length + length * jnp.clip(values, 1 / BOLDEST, BOLDEST)
-    turned = vectors / jnp.sqrt(curvature)
-    slope = product(vectors.T, look.gradient)
-    away = product(vectors, _within(-length * slope / curvature, 1.0))
-    step = Coordinates(law.center + law.times(away), product(law.scale, product(turned, vectors.T)))
-    enough = (values > 1 / ROUND).all() & (values < ROUND).all() & (jnp.mean(slope**2) < CENTRED)
-    ended = compared & (enough | (length < TIMID) | (rung.step >= LAWS - 1))
-    more = ended & (rung.draws < draws)
-    return rung._replace(
-        law=law,
-        value=jnp.where(more, jnp.inf, best),
-        look=look,
-        trial=trees.where(more, law, trees.where(compared, step, rung.mode)),
-        damping=jnp.where(more, 1.0, length),
-        draws=jnp.where(more, draws, rung.draws),
-        step=jnp.where(more, jnp.minimum(rung.step + 1, LAWS // 2), rung.step + 1),
-        done=ended & ~more,
-    )
-
-
-def whitened(hessian: jax.Array, blocks: np.ndarray | None) -> jax.Array:
-    """V |Lambda|^-1/2; the identity if the Hessian is not finite."""
-    values, vectors = axes_of(hessian, blocks)
-    sizes = jnp.abs(values)
-    return vectors / jnp.sqrt(jnp.maximum(sizes, jnp.maximum(FLOOR * sizes.max(), 1e-30)))
-
-
-def _within(away: jax.Array, reach: float) -> jax.Array:
-    """The step, shortened to a root mean square of at most ``reach`` over the coordinates."""
-    return away * jnp.minimum(1, reach * jnp.sqrt(away.size / jnp.maximum(jnp.sum(away**2), 1e-30)))
-
-
-def _log_det(scale: jax.Array) -> jax.Array:
-    return jnp.linalg.slogdet(scale)[1]
-
-
-def _times_hessian(energy: Callable[[jax.Array], jax.Array], center: jax.Array, scale: jax.Array) -> jax.Array:
-    """The Hessian in z times L, some columns at a time."""
-    d = len(center)
-
-    def column(v):
-        return jax.jvp(jax.grad(energy), (center,), (v,))[1]
-
-    if d <= COLUMNS:
-        return jax.vmap(column, 1, 1)(scale)
-    groups = -(-d // COLUMNS)
-    padded = jnp.zeros((groups * COLUMNS, d), scale.dtype).at[:d].set(scale.T)
-    columns = lax.map(jax.vmap(column), padded.reshape(groups, COLUMNS, d))
-    return columns.reshape(-1, d)[:d].T
+    state = lax.while_loop(lambda state: ~state.done, body, state)
+    return state.law, state.seen

@@ -2,18 +2,16 @@ r"""
 Searches for a normal approximation :math:`N(c, L L^T)` of the posterior in unconstrained space.
 
 1. A mean-field normal (:mod:`~numpyro_sgmcmc.tuning.start`) gives a first c and a diagonal L.
-2. Newton's method (:mod:`~numpyro_sgmcmc.tuning.newton`) finds a mode from there, and then the normal with the largest
-   evidence lower bound, from the better of the mean-field normal and the mode.
+2. Newton's method (:mod:`~numpyro_sgmcmc.tuning.newton`) finds from there the normal with the largest evidence lower
+   bound.
 
-Both are needed: the mode of a hierarchical model is where its scale is zero, and a mean-field normal makes little
-progress along narrow valleys. The draws of the warm-up correct the approximation
-(:mod:`~numpyro_sgmcmc.tuning.pilot`).
+The draws of the warm-up correct the approximation (:mod:`~numpyro_sgmcmc.tuning.pilot`).
 
-If there are too many coordinates for a matrix, the second step is replaced: the mean-field normal is rescaled along a
-few directions (:mod:`~numpyro_sgmcmc.tuning.low_rank`).
+If there are too many coordinates for a matrix, and no groups, the second step is replaced: the mean-field normal is
+rescaled along a few directions (:mod:`~numpyro_sgmcmc.tuning.low_rank`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +20,6 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.arrow import Arrow
-from numpyro_sgmcmc.tuning.arrow_law import arrow_law
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, raveled, unraveler
 from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import ITERATIONS, VECTORS, wide_law
@@ -31,11 +28,14 @@ from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of, wit
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
-PART = 1000  # rows per part of the data; the search starts with at least 20 rows per coordinate
-HESSIAN = 5000  # rows for the Hessian, at least 50 per coordinate
+PART = 1000  # rows per part of the data, at least one per group
+FIRST = 20  # rows per coordinate with which the search starts
+HESSIAN = 5  # parts for the Hessian of many coordinates
 MOST_ROWS = 2_000_000  # rows of a look at a hierarchy
-DRAWS = 32  # draws of a normal for its bound, in antithetic pairs that use one part each
-LOOKS = 8, 6, 2  # at the mode, at the bound over few draws and over all: the numbers that most searches need
+PRODUCTS = 1024  # evaluations of a part for the Hessian as a matrix, for up to 2 PAIRS draws
+FEWEST = 8  # draws for it at least, and as many as give each coordinate FIRST rows
+STEPS = 8, 2  # steps with few rows and with all of them: the numbers that most searches need
+POWERS = 20  # iterations of the power method
 
 
 class Found(NamedTuple):
@@ -48,6 +48,55 @@ class Found(NamedTuple):
     coordinates: Coordinates | LowRank | Arrow
     curvature: jax.Array
     passes: jax.Array
+
+
+class Plan(NamedTuple):
+    """
+    How much of the data the search uses.
+
+    - **plates** - plates whose batches are parts of the data.
+    - **parts** - number of parts that are used in the end.
+    - **first** - number of parts with which it starts.
+    - **curved** - number of draws for a Hessian.
+    - **directions** - products with each of them.
+    - **share** - share of the data in a part.
+    """
+
+    plates: dict[str, Plate]
+    parts: int
+    first: int
+    curved: int
+    directions: int
+    share: float
+
+    @classmethod
+    def of(cls, potential: Potential, layout: Layout | None) -> "Plan":
+        """:param layout: the groups of a hierarchy, if L has their shape."""
+        d = sum(site.size for site in potential.prototype.values())
+        size = max((plate.size for plate in potential.plates.values()), default=1)
+        rows = min(size, PART if layout is None else max(PART, d))
+        plates, parts = partition(potential.plates, rows)
+        share = 1 / parts
+        enough = -(-FIRST * d // rows)
+        if layout is not None:
+            parts = min(parts, -(-MOST_ROWS * parts // size))
+            curved, directions = max(parts, PAIRS), layout.size + sum(b for _, b in layout.families)
+        elif is_wide(potential.prototype):
+            parts = min(parts, HESSIAN)
+            curved, directions = 0, 6 * VECTORS * ITERATIONS
+        else:
+            curved, directions = min(2 * PAIRS, max(PRODUCTS // d, FEWEST, enough)), d
+        first = max(PAIRS, enough)
+        return cls(plates, parts, first if parts >= 4 * first else parts, curved, directions, share)
+
+    @property
+    def passes(self) -> float:
+        """Passes over the data that a search is likely to need; hard posteriors need several times as many."""
+        if not self.curved:
+            return self.share * self.parts * self.directions
+        numbers = (parts * -(-PAIRS // parts) for parts in (self.first, self.parts))
+        costs = (2 * number + self.directions * min(self.curved, number) for number in numbers)
+        return self.share * sum(steps * cost for steps, cost in zip(STEPS, costs))
 
 
 def search(
@@ -69,54 +118,59 @@ def search(
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
-    plates, parts = partition(potential.plates, PART if layout is None else max(PART, d))
-    scheme = Reshuffled(contiguous=contiguous)
+    plan, scheme = Plan.of(potential, layout), Reshuffled(contiguous=contiguous)
 
     def energy(k):
-        rows, _ = next_rows(scheme, RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plates)
+        rows, _ = next_rows(scheme, RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plan.plates)
         key = random.fold_in(key_model, k)
         return lambda z: potential.estimate(unravel(z), rows, key)
 
-    origins = jax.vmap(raveled)(starts)
-    energies = lax.map(with_gradient(energy(0)), origins)
+    origins, of_first = jax.vmap(raveled)(starts), with_gradient(energy(0))
+    energies = lax.map(of_first, origins)
     origin = origins[jnp.argmin(energies)]
     key_batches, key_draws = random.split(key_descent)
     mean, log_width = map(raveled, mean_field(potential, unravel(origin), key_batches, key_draws, contiguous))
     # if the first normal is too wide for the model, its mean is worse than the start, which may be the end of a descent
     # itself; and the descent does not move from where the gradient is not finite
-    found = with_gradient(energy(0))(mean) <= energies.min() + d
+    found = of_first(mean) <= energies.min() + d
     mean, width = trees.where(found, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
-    size = max((plate.size for plate in potential.plates.values()), default=1)
     descent = passes_of(potential, 1, DESCENT_ROWS)
+    if not plan.curved:
+        law, curvature = wide_law(energy, mean, width, plan.parts, key_noise, dense_mass is True)
+        return Found(law, curvature, jnp.asarray(descent + plan.passes, mean.dtype))
+    key_draws, key_directions, key_power = random.split(key_noise, 3)
+    draws = noise.normal(key_draws, (PAIRS, d), mean.dtype)
+    start, blocks = Coordinates(mean, jnp.diag(width)), None
     if layout is not None:
-        used = min(parts, -(-MOST_ROWS * parts // size))
-        law, curvature, seen = arrow_law(energy, Arrow.diagonal(mean, width, layout), used, key_noise)
-        return Found(law, curvature, descent + seen / parts)
-    few, more = -(-20 * d // PART), max(HESSIAN // PART, -(-50 * d // PART))
-    if is_wide(potential.prototype):
-        seen = min(parts, HESSIAN // PART)
-        law, curvature = wide_law(energy, mean, width, seen, key_noise, dense_mass is True)
-        products = 2 * 3 * VECTORS * ITERATIONS
-        return Found(law, curvature, jnp.asarray(descent + products * seen * min(PART, size) / size, mean.dtype))
-    half = noise.normal(key_noise, (DRAWS // 2, d), mean.dtype)
-    draws = jnp.stack([half, -half], 1).reshape(-1, d)
-    blocks = blocks_of(potential.prototype, dense_mass)
-    law, curvature, seen = normal_law(energy, Coordinates(mean, jnp.diag(width)), draws, parts, few, more, blocks)
-    curvature = jnp.ones_like(curvature) if blocks is None else jnp.maximum(curvature, 1)
-    return Found(law, curvature, descent + min(PART, size) * seen / size)
+        start, whole = Arrow.diagonal(mean, width, layout), len(layout.families) == 1
+    else:
+        blocks = blocks_of(potential.prototype, dense_mass)
+        whole = blocks is None
+    law, seen = normal_law(energy, start, draws, plan.parts, plan.first, plan.curved, key_directions, blocks)
+    curvature = jnp.ones((), mean.dtype) if whole else largest_curvature(energy, law, plan.parts, key_power)
+    return Found(law, curvature, descent + plan.share * seen)
 
 
-def expected_passes(potential: Potential) -> float:
-    """Rows that a search is likely to use, in passes over the data; hard posteriors need several times as many."""
-    d = sum(site.size for site in potential.prototype.values())
-    size = max((plate.size for plate in potential.plates.values()), default=1)
-    _, parts = partition(potential.plates)
-    descent = passes_of(potential, 1, DESCENT_ROWS)
-    if is_wide(potential.prototype):
-        return descent + 6 * VECTORS * ITERATIONS * min(parts, HESSIAN // PART) * min(PART, size) / size
-    curved = d * min(parts, max(HESSIAN // PART, -(-50 * d // PART)))
-    costs = parts + curved, *(parts + (2 + d) * draws for draws in (2 * PAIRS, DRAWS))
-    return descent + sum(looks * cost for looks, cost in zip(LOOKS, costs)) * min(PART, size) / size
+def largest_curvature(
+    energy: Callable[[Any], Callable[[jax.Array], jax.Array]], law: Coordinates | Arrow, parts: int, rng_key: jax.Array
+) -> jax.Array:
+    """A bound on the largest curvature in x at c, at least 1, by the power method."""
+
+    def times(_, carry):
+        v = carry[0]
+        of_part = lambda k, total: total + jax.jvp(jax.grad(energy(k)), (law.center,), (law.times(v),))[1]  # noqa: E731
+        w = law.pull_back(lax.fori_loop(0, parts, of_part, jnp.zeros_like(v)) / parts)
+        size = jnp.linalg.norm(w)
+        return w / jnp.maximum(size, 1e-30), size
+
+    v = noise.normal(rng_key, law.center.shape, law.center.dtype)
+    _, size = lax.fori_loop(0, POWERS, times, (v / jnp.linalg.norm(v), jnp.ones((), v.dtype)))
+    return jnp.maximum(1.1 * size, 1)
+
+
+def expected_passes(potential: Potential, layout: Layout | None) -> float:
+    """Rows that a search is likely to use, in passes over the data."""
+    return passes_of(potential, 1, DESCENT_ROWS) + Plan.of(potential, layout).passes
 
 
 def partition(plates: Mapping[str, Plate], rows: int = PART) -> tuple[dict[str, Plate], int]:

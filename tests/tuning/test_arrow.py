@@ -13,9 +13,10 @@ import pytest
 
 from numpyro_sgmcmc import SGHMC, settings
 from numpyro_sgmcmc.tuning import groups
-from numpyro_sgmcmc.tuning.arrow import Arrow, whitening
-from numpyro_sgmcmc.tuning.arrow_law import arrow_law
+from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, Part, coupling, layout_of
+from numpyro_sgmcmc.tuning.newton import normal_law
+from numpyro_sgmcmc.tuning.search import largest_curvature
 
 # a plate of 4 groups in the second axis of a site, with an event of 2, and the same plate alone; another plate of 3
 LAYOUT = Layout(
@@ -56,10 +57,7 @@ def test_the_algebra_is_that_of_its_matrix(method):
             "to_x": lambda: (arrow.to_x(arrow.to_z(x)), x),
             "pull_back": lambda: (arrow.pull_back(x), L.T @ x),
             "variances": lambda: (arrow.variances(x**2), L**2 @ x**2),
-            "after": lambda: (
-                arrow.after(other.common, other.own, other.border).matrix(),
-                L @ np.asarray(other.matrix()),
-            ),
+            "after": lambda: (arrow.after(other).matrix(), L @ np.asarray(other.matrix())),
             "turned": lambda: (arrow.turned(jnp.asarray(rotation)).matrix(), L @ turn),
             "log_det": lambda: (arrow.log_det(), np.linalg.slogdet(L)[1]),
         }[method]()
@@ -78,8 +76,8 @@ def test_it_whitens_an_arrow_exactly():
         border = [jnp.stack([row[1][k] for row in of_globals], -1) for k in range(2)]
         numbers = LAYOUT.split(jnp.arange(D))[1]
         own = [jnp.stack([H[np.ix_(group, group)] for group in np.asarray(of)]) for of in numbers]
-        G, R, K, extremes = whitening(common, own, border, 1e-9, 1e9)
-        white = np.asarray(Arrow(jnp.zeros(D), G, R, K, LAYOUT).matrix())
+        white, extremes = arrow.whitening((common, own, border), jnp.asarray(1.0), 1e9)
+        white = np.asarray(white.matrix())
         np.testing.assert_allclose(white.T @ H @ white, identity, atol=1e-8)
         assert extremes.shape == (6,) and (extremes > 0).all()
 
@@ -142,7 +140,9 @@ def test_the_normal_is_that_of_an_arrow():
         H, c = jnp.asarray(np.linalg.inv(L @ L.T)), arrow.center
         energy = lambda part: lambda z: (z - c) @ H @ (z - c) / 2 * (0.5 + part)  # noqa: E731
         start = Arrow.diagonal(jnp.zeros(D), jnp.full(D, 0.3), LAYOUT)
-        law, curvature, _ = arrow_law(energy, start, 2, random.key(0))
+        draws = jnp.asarray(np.random.default_rng(5).normal(size=(16, D)))
+        law, _ = normal_law(energy, start, draws, 2, 2, 16, random.key(0))
+        curvature = largest_curvature(energy, law, 2, random.key(1))
         found = np.asarray(law.matrix())
         np.testing.assert_allclose(found @ found.T, L @ L.T, rtol=0.5, atol=0.05 * (L @ L.T).max())
         assert jnp.abs(law.to_x(c)).max() < 0.3 and 0.8 < curvature < 1.8

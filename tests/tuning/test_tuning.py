@@ -275,7 +275,7 @@ def half_without_gradient():
 def test_the_search_begins_where_the_gradient_is_finite(starts, expected, monkeypatch):
     """The energies are smaller where it is not, and no step leads out of there."""
     monkeypatch.setattr("numpyro_sgmcmc.tuning.search.mean_field", lambda potential, z, *keys: (z, z))
-    monkeypatch.setattr("numpyro_sgmcmc.tuning.search.normal_law", lambda energy, law, *rest: (law, 1.0, 0))
+    monkeypatch.setattr("numpyro_sgmcmc.tuning.search.normal_law", lambda energy, law, *rest: (law, 0))
     potential = SGHMC(half_without_gradient).potential((), {})
     assert search(potential, {"z": jnp.asarray(starts)}, random.key(0)).coordinates.center == expected
 
@@ -527,17 +527,11 @@ def test_gradients_in_x_are_those_of_the_potential_in_x(coordinates):
     np.testing.assert_allclose(coordinates.variances(variances), coordinates.matrix() ** 2 @ variances, rtol=1e-4)
 
 
-def pairs(size, d):
-    half = rng.normal(size=(size // 2, d)).astype(np.float32)
-    return jnp.asarray(np.stack([half, -half], 1).reshape(-1, d))
-
-
 def quantiles(size):
-    """A grid in two dimensions of quantiles of N(0, 1), in antithetic pairs: draws without luck."""
+    """Half of a grid in two dimensions of quantiles of N(0, 1), one of each antithetic pair: draws without luck."""
     q = norm.ppf((np.arange(size) + 0.5) / size)
     q = (q / q.std()).astype(np.float32)
-    half = np.stack(np.meshgrid(q[size // 2 :], q), -1).reshape(-1, 2)
-    return jnp.asarray(np.stack([half, -half], 1).reshape(-1, 2))
+    return jnp.asarray(np.stack(np.meshgrid(q[size // 2 :], q), -1).reshape(-1, 2))
 
 
 def test_newton_whitens_what_float32_cannot_see_in_z():
@@ -547,7 +541,8 @@ def test_newton_whitens_what_float32_cannot_see_in_z():
     inverse = np.linalg.inv(root.astype(float)).astype(np.float32)
     mode = jnp.asarray([1.0, 2.0, -1.0, 0.0, 3.0])
     energy = lambda k: lambda z: 0.5 * jnp.sum((inverse @ (z - mode)) ** 2)  # noqa: E731, ARG005
-    found, *_ = normal_law(energy, Coordinates(jnp.zeros(5), jnp.eye(5)), pairs(8, 5), 1, 1, 1)
+    draws = jnp.asarray(rng.normal(size=(16, 5)), jnp.float32)
+    found, _ = normal_law(energy, Coordinates(jnp.zeros(5), jnp.eye(5)), draws, 1, 1, 8, random.key(0))
     white = inverse.astype(float) @ np.asarray(found.scale, float)
     np.testing.assert_allclose(np.linalg.svd(white, compute_uv=False), 1, atol=0.05)
     np.testing.assert_allclose(inverse.astype(float) @ np.asarray(found.center - mode, float), 0, atol=0.2)
@@ -565,7 +560,8 @@ def test_the_normal_law_of_the_largest_bound_is_found(parts, monkeypatch):
     slopes = jnp.asarray(rng.normal(size=(parts, 2)) * 5, jnp.float32)
     slopes = slopes - slopes.mean(0)
     energy = lambda k: lambda z: jnp.sum(jnp.exp(z) - a * z + slopes[k] * z)  # noqa: E731
-    found, *_ = normal_law(energy, Coordinates(jnp.zeros(2), jnp.eye(2)), quantiles(40), parts, 1, 1)
+    draws = quantiles(40)
+    found, _ = normal_law(energy, Coordinates(jnp.zeros(2), jnp.eye(2)), draws, parts, 1, 2 * len(draws), random.key(0))
     v = 1 / np.asarray(a)
     np.testing.assert_allclose(found.center, np.log(a) - v / 2, atol=0.08 * np.sqrt(v).min())
     np.testing.assert_allclose(found.scale @ found.scale.T, np.diag(v), rtol=0.06, atol=0.01)
