@@ -91,6 +91,9 @@ def normal_law(
     """
     pairs, d = draws.shape
     along = start.directions(rng_key)
+    groups = -(-len(along) // COLUMNS)
+    size = -(-len(along) // groups)
+    padded = jnp.pad(along, ((0, groups * size - len(along)), (0, 0))).reshape(groups, size, d)
 
     def look(law, parts, number):
         def add(k, sums):
@@ -107,7 +110,7 @@ def normal_law(
             z = law.to_z(jnp.where(k % 2 == 0, 1, -1) * draws[k // 2 % pairs])
             gradient = jax.grad(energy(k % parts))
             times = lambda x: law.pull_back(jax.jvp(gradient, (z,), (law.times(x),))[1])  # noqa: E731
-            return total + lax.map(times, along, batch_size=min(COLUMNS, len(along)))
+            return total + lax.map(jax.vmap(times), padded).reshape(-1, d)[: len(along)]
 
         return law.hessian(lax.fori_loop(0, many, add, jnp.zeros_like(along)) / many, along)
 

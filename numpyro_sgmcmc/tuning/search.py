@@ -34,7 +34,7 @@ HESSIAN = 5  # parts for the Hessian of many coordinates
 MOST_ROWS = 2_000_000  # rows of a look at a hierarchy
 PRODUCTS = 1024  # evaluations of a part for the Hessian as a matrix, for up to 2 PAIRS draws
 FEWEST = 8  # draws for it at least, and as many as give each coordinate FIRST rows
-STEPS = 8, 2  # steps with few rows and with all of them: the numbers that most searches need
+STEPS = 4, 2  # steps with few rows and with all of them: the numbers that most searches need
 POWERS = 20  # iterations of the power method
 
 
@@ -120,9 +120,12 @@ def search(
     d = sum(site.size for site in potential.prototype.values())
     plan, scheme = Plan.of(potential, layout), Reshuffled(contiguous=contiguous)
 
+    of_parts = lambda k: next_rows(scheme, RowsState(key_rows, k), plan.plates)[0]  # noqa: E731
+    # drawn once, because each program of a draw takes long to compile
+    table = lax.map(of_parts, jnp.arange(plan.parts, dtype=jnp.uint32))
+
     def energy(k):
-        rows, _ = next_rows(scheme, RowsState(key_rows, jnp.asarray(k, jnp.uint32)), plan.plates)
-        key = random.fold_in(key_model, k)
+        rows, key = jax.tree.map(lambda rows: rows[k], table), random.fold_in(key_model, k)
         return lambda z: potential.estimate(unravel(z), rows, key)
 
     origins, of_first = jax.vmap(raveled)(starts), with_gradient(energy(0))

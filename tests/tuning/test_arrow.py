@@ -1,6 +1,7 @@
 """Coordinates shaped like the plates of a hierarchy: their algebra, the groups that are seen, and the normal."""
 
 from functools import partial
+import re
 
 import jax
 from jax import random
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, init_to_median
 import pytest
 
 from numpyro_sgmcmc import SGHMC, settings
@@ -16,7 +17,7 @@ from numpyro_sgmcmc.tuning import groups
 from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, Part, coupling, layout_of
 from numpyro_sgmcmc.tuning.newton import normal_law
-from numpyro_sgmcmc.tuning.search import largest_curvature
+from numpyro_sgmcmc.tuning.search import largest_curvature, search
 
 # a plate of 4 groups in the second axis of a site, with an event of 2, and the same plate alone; another plate of 3
 LAYOUT = Layout(
@@ -155,6 +156,19 @@ def hierarchy(J, index, y):
         a = numpyro.sample("a", dist.Normal(mu, tau))
     with numpyro.plate("rows", len(y)) as rows:
         numpyro.sample("y", dist.Normal(a[index[rows]], 1), obs=y[rows])
+
+
+def test_the_search_is_announced_as_long_as_it_is(caplog):
+    """In the shape of the groups it needs three products for a Hessian, as a matrix it would need 402."""
+    index = np.repeat(np.arange(400), 20)
+    args = 400, index, np.random.default_rng(0).normal(index % 5, 1).astype(np.float32)
+    kernel = SGHMC(hierarchy, batch_size=500, centering=False, init_strategy=init_to_median)
+    with caplog.at_level("INFO", logger="numpyro_sgmcmc"):
+        state = kernel.init(random.key(0), 4, None, args, {})
+    (announced,) = re.findall(r"about (\d+) passes", caplog.text)
+    z, layout = jax.tree.map(lambda x: x[None], state.z), state.tuning.coordinates.layout
+    find = kernel.compiled(lambda potential, key: search(potential, z, key, layout=layout).passes, args, {})
+    assert 1 / 3 < int(announced) / find(random.key(0)) < 3
 
 
 def test_a_hierarchy_of_many_groups_and_its_settings():

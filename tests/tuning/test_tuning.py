@@ -548,6 +548,16 @@ def test_newton_whitens_what_float32_cannot_see_in_z():
     np.testing.assert_allclose(inverse.astype(float) @ np.asarray(found.center - mode, float), 0, atol=0.2)
 
 
+def test_the_search_begins_in_coordinates_that_are_far_too_wide():
+    """The energy of a draw is up to exp(70): no step of c would be right before L is narrow."""
+    a = jnp.asarray([30.0, 1.0])
+    energy = lambda k: lambda z: jnp.sum(jnp.exp(a * z) - 3 * a * z)  # noqa: E731, ARG005
+    draws = jnp.asarray(rng.normal(size=(16, 2)), jnp.float32)
+    found, _ = normal_law(energy, Coordinates(jnp.full(2, 0.1), jnp.eye(2)), draws, 1, 1, 32, random.key(0))
+    np.testing.assert_allclose(found.center * a, np.log(3) - 1 / 6, atol=0.3)
+    np.testing.assert_allclose(np.diag(found.scale) * a, 3**-0.5, rtol=0.2)
+
+
 @pytest.mark.parametrize("parts", [1, 40])
 def test_the_normal_law_of_the_largest_bound_is_found(parts, monkeypatch):
     """
