@@ -166,7 +166,7 @@ def test_the_search_is_announced_as_long_as_it_is(caplog):
     with caplog.at_level("INFO", logger="numpyro_sgmcmc"):
         state = kernel.init(random.key(0), 4, None, args, {})
     (announced,) = re.findall(r"about (\d+) passes", caplog.text)
-    z, layout = jax.tree.map(lambda x: x[None], state.z), state.tuning.coordinates.layout
+    z, layout = jax.tree.map(lambda x: x[None], state.z), state.settings.coordinates.layout
     find = kernel.compiled(lambda potential, key: search(potential, z, key, layout=layout).passes, args, {})
     assert 1 / 3 < int(announced) / find(random.key(0)) < 3
 
