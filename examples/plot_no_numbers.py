@@ -56,9 +56,17 @@ def run(problem, args):
         names, draws = flat(mcmc.get_samples(group_by_chain=True), problem.sites)
     seconds = time.perf_counter() - begin
     said = dict.fromkeys(str(w.message).strip() for w in caught if issubclass(w.category, UserWarning))
-    found = {key: plain(value) for key, value in settings(mcmc).items()}
-    refused = int(mcmc.get_extra_fields()["diverging"].sum())
-    return names, draws, {"settings": found, "warnings": list(said), "refused": refused, "seconds": seconds}
+    chosen = settings(mcmc)
+    found = {
+        "settings": {key: plain(value) for key, value in chosen.items()},
+        "centering": {
+            site: np.round(np.asarray(share, float), 3).tolist() for site, share in chosen["centering"].items()
+        },
+        "warnings": list(said),
+        "refused": int(mcmc.get_extra_fields()["diverging"].sum()),
+        "seconds": seconds,
+    }
+    return names, draws, found
 
 
 def plain(value):
@@ -138,10 +146,9 @@ def is_told(found):
 # -----------
 
 
-def study(name, args):
-    """Name -> what goes into metrics.json, and the errors of all coordinates."""
-    problem = PROBLEMS[name]()
-    path = args.references / f"{name}.npz"
+def study(problem, args):
+    """What goes into metrics.json, and the errors of all coordinates."""
+    path = args.references / f"{problem.name}.npz"
     if not path.exists():
         write(path, reference(problem, args.seed, **(NUTS_FAST if args.fast else {})))
     true = read(path)
@@ -264,7 +271,7 @@ def main(args):
     print(HEAD)
     results = {}
     for name in names:
-        results[name] = study(name, args)
+        results[name] = study(PROBLEMS[name](), args)
         print(line(name, results[name][0]), flush=True)
         jax.clear_caches()  # nothing compiled for one problem serves another
     wrong = [name for name, (found, _) in results.items() if is_wrong(found)]

@@ -330,6 +330,7 @@ PROGRAMS = {
     "network_samplers": ("beyond the papers", network_samplers),
     "out_of_core": ("beyond the papers", out_of_core),
     "no_numbers": ("beyond the papers", no_numbers),
+    "hierarchies": ("beyond the papers", no_numbers),
     "diagnostics": ("beyond the papers", diagnostics),
 }
 HIDDEN = ("out", "fast", "data_dir", "data", "as_shown", "samplers", "reference", "references", "problems")
