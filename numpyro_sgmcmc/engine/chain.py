@@ -168,7 +168,8 @@ class Chain:
         if metropolis:
             key = random.fold_in(key_model, 2**32 - 2)
             taken &= passes(work(self.dynamics, old, new, around_noise[0], energy, new_energy), energy, key)
-        phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite), finite & ~accepted))
+        taken, new = self.with_falls(taken, finite & ~accepted, old, new, gradient)
+        phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite)))
         i = state.i + 1
         return state.at(
             phase,
@@ -181,7 +182,7 @@ class Chain:
             step_size=h,
             potential_estimate=jnp.where(taken, new_energy, energy),
             diverging=state.diverging | ~accepted,
-            refused=jnp.where(accepted, self._still_refused(state), state.refused + 1),
+            refused=jnp.where(accepted | taken, self._still_refused(state), state.refused + 1),
         )
 
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
@@ -191,6 +192,16 @@ class Chain:
         :param finite: whether it has ended in finite values.
         """
         return finite
+
+    def with_falls(
+        self, taken: jax.Array, impossible: jax.Array, old: Phase, new: Phase, gradient: Any
+    ) -> tuple[jax.Array, Phase]:
+        """
+        Whether the new phase is taken, and that phase.
+
+        :param impossible: whether it is finite, but would be refused.
+        """
+        return taken, new
 
     def passes_a_test(self, potential: ModelPotential) -> bool:
         """Whether steps must pass the test of :mod:`~numpyro_sgmcmc.engine.metropolis`."""
@@ -235,18 +246,10 @@ class Chain:
         z = potential.in_variables_of(usual, self.position(potential, state))
         return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
 
-    def _back(self, state: SGMCMCState, impossible: jax.Array | bool = False) -> Phase:
-        """The phase after a refusal: the last position of finite energy, and another momentum."""
-        phase = self.dynamics.reverse(state.phase, self.reversed_share(state, impossible))
+    def _back(self, state: SGMCMCState) -> Phase:
+        """The phase after a refusal: the last position of finite energy, and the momentum reversed."""
+        phase = self.dynamics.reverse(state.phase, jnp.where(state.refused > 0, 0.5, 1.0))
         return phase._replace(z=state.last_finite) if self.integrator.evaluates_start else phase
-
-    def reversed_share(self, state: SGMCMCState, impossible: jax.Array | bool) -> jax.Array:
-        """
-        How much of the momentum is reversed after a refusal.
-
-        :param impossible: whether the step was refused for its kinetic energy.
-        """
-        return jnp.where(state.refused > 0, 0.5, 1.0)
 
     # -- other methods ------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ chi-squared with d degrees of freedom, and
 So :math:`\exp(-H)` is restricted to momenta that it has with a probability of 1 - 1e-12. Without a momentum the same
 bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
 An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values. So does a chain
-that falls back from far away, faster and faster: after such a refusal its momentum keeps the direction and gets the
-length that it has on average. With its momentum reversed, it would climb up again, and take ten times as long.
+that falls back from far away, faster and faster. An unstable step goes too far, so the gradient points back where it
+ends; in a fall it points further down, :math:`(x' - x)^T \nabla U(x') < 0`. Such a step is taken, and its momentum gets the
+length that it has on average. With the momentum reversed, the chain would climb up again.
 """
 
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.tuning.warm_up import Settings
 from numpyro_sgmcmc.types import Phase, Rows, Sites, TemperatureFromSteps
+from numpyro_sgmcmc.utils import trees
 
 PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
 
@@ -158,11 +160,16 @@ class TunedChain(Chain):
         """Whether a step has ended in finite values, with an energy that chance allows."""
         return finite & self._possible(old, new, h)
 
-    def reversed_share(self, state: SGMCMCState, impossible: jax.Array | bool) -> jax.Array:
-        usual, temperature = super().reversed_share(state, impossible), self.dynamics.temperature(state.phase)
-        if isinstance(temperature, tuple):
-            return usual
-        return jnp.where(impossible, -jnp.sqrt(jnp.minimum(1, 1 / jnp.maximum(temperature, 1e-30))), usual)
+    def with_falls(
+        self, taken: jax.Array, impossible: jax.Array, old: Phase, new: Phase, gradient: Any
+    ) -> tuple[jax.Array, Phase]:
+        temperature = self.dynamics.temperature(new)
+        if isinstance(temperature, tuple) or not self.integrator.carries_gradient:
+            return taken, new
+        uphill = trees.total(jax.tree.map(lambda x, before, g: (x - before) * g, new.z, old.z, gradient))
+        falls = impossible & (uphill < 0)
+        shorter = jnp.where(falls, 1 / jnp.sqrt(jnp.maximum(temperature, 1)), 1)
+        return taken | falls, new._replace(momentum=jax.tree.map(lambda p: shorter * p, new.momentum))
 
     def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
         """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""

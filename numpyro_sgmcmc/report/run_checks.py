@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.remedies import MORE_DRAWS, MORE_WARM_UP, Remedies
+from numpyro_sgmcmc.report.remedies import MORE_DRAWS, MORE_ROWS, MORE_WARM_UP, Remedies
 from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
 from numpyro_sgmcmc.report.statistics import (
@@ -30,6 +30,7 @@ from numpyro_sgmcmc.utils.significance import VARIANCE
 
 STUCK = 100  # steps refused in a row after which a chain is reported
 SELDOM = 0.01  # share of draws with a refused step that is doubtful
+UNLIKELY = 0.002  # the same if the warm-up has chosen the step: right runs have none, but for those that are exact
 REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 occurs near a hard wall
 MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
 FEW = 100  # effective draws
@@ -126,6 +127,9 @@ def refused(run: Kept) -> Line:
     share, ends = float(np.mean(run.monitor.diverging)), float((in_a_row > 0).mean())
     still = 0 if z is None or z.shape[1] == 1 else int((np.ptp(z, axis=1) == 0).all(-1).sum())
     size = ends if ends > REFUSED else min(max(share, ends), REFUSED)
+    chosen = run.use.tuned and run.use.noisy  # by a step that chance does not allow
+    if chosen and UNLIKELY < size <= SELDOM:
+        size = 2 * SELDOM
     seen = f"{max(share, ends):.1%} of the draws have a refused step, and {ends:.1%} end with one"
     if stuck:
         seen = _what_is_stuck(in_a_row, run.stuck)
@@ -133,9 +137,11 @@ def refused(run: Kept) -> Line:
         share,
         f"{share:.2%}" + f", {still} chains stand still" * (still > 0),
         seen=f"{still} chains do not move" if still and not stuck else seen,
+        bound=f"<= {UNLIKELY:.1%}" if chosen else "",
         size=1.0 if stuck or still else size,
         details={"in_a_row": int(in_a_row.max()), "standing_still": still},
-        warns=ends > REFUSED,
+        remedy=f"Use {MORE_ROWS}" if chosen and not (stuck or still) else "",
+        warns=chosen or ends > REFUSED,
         explains=stuck,
     )
 

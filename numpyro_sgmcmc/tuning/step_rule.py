@@ -6,7 +6,7 @@ which is known up to a relative error :math:`\epsilon`, and the shape of the pos
 
 .. math:: h \le h_{max}, \qquad h^2 s^2 / 4 \le 0.04, \qquad h s^2 / 2 \le 0.5, \qquad
     \text{inflation}(h, s^2) \le 0.02, \qquad \epsilon h s^2 / 2 \le 0.1, \qquad |E[b]| \le 0.5, \qquad
-    h^3 q \le 0.1.
+    h^3 q \le 0.05.
 
 The fourth bound matters for words that do not subtract the gradient noise from the injected noise, the fifth for
 coordinates that few minibatches hit: their noise has heavy tails, so its measured variance is inaccurate. The sixth
@@ -31,7 +31,7 @@ FORGOTTEN = 0.04  # maximal h^2 s^2 / 4
 HEAT = 0.5  # maximal h s^2 / 2: the temperature that the noise would add, which is known to a tenth
 UNKNOWN = 0.1  # maximal part of it that is unknown, to one standard error
 BENT = 0.5  # maximal |E[b]|
-GROWING = 0.1  # maximal h^3 q
+GROWING = 0.05  # maximal h^3 q
 
 
 class Noise(NamedTuple):

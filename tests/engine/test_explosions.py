@@ -63,8 +63,8 @@ def test_the_bound_is_beyond_chance(d):
 D = 4
 
 
-def chain_and_state(kernel_class, there=None, **options):
-    """A potential, a chain and its state, with a step size of 0.1, on four standard normal coordinates."""
+def chain_and_state(kernel_class, there=None, h=0.1, **options):
+    """A potential, a chain and its state, with step size ``h``, on four standard normal coordinates."""
 
     def model():
         numpyro.sample("z", dist.Normal(0, 1).expand([D]).to_event(1))
@@ -73,7 +73,7 @@ def chain_and_state(kernel_class, there=None, **options):
     state = kernel.init(random.key(0), 100, None, (), {})
     potential = kernel.potential((), {})
     if not options:
-        state = state._replace(settings=replace(state.settings, step_size=jnp.asarray(0.1)))
+        state = state._replace(settings=replace(state.settings, step_size=jnp.asarray(h)))
     if there is not None:
         there = jnp.full(D, there)
         state = state.at(state.phase._replace(z=there), last_finite=jax.tree.map(lambda _: there, state.last_finite))
@@ -83,15 +83,16 @@ def chain_and_state(kernel_class, there=None, **options):
 @pytest.mark.every(2)
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT, MSGNHT, SGLD])
 def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
-    """The chain stays where it was, with a momentum of usual length. A given step size allows all steps."""
-    # a step from far away has a large gradient and a small energy
-    potential, chain, far = chain_and_state(kernel_class, 1e3)
+    """The chain stays where it was, with its momentum reversed. A given step size allows all steps."""
+    # a step that is too large ends on the other side, far away
+    potential, chain, far = chain_and_state(kernel_class, 1e3, h=30.0)
+    if chain.integrator.carries_gradient:
+        far = chain.with_first_gradient(potential, far, random.key(1))
     new = jax.jit(chain.step, static_argnums=0)(potential, far)
     assert new.diverging and new.refused == 1
     np.testing.assert_array_equal(new.phase.z, far.phase.z)
     if kernel_class is not SGLD:
-        shorter = np.minimum(1, np.sqrt(D / np.sum(far.momentum**2)))
-        np.testing.assert_allclose(new.momentum, shorter * far.momentum, rtol=1e-5)
+        np.testing.assert_array_equal(new.momentum, -far.momentum)
     potential, chain, state = chain_and_state(kernel_class)
     near = jax.jit(chain.step, static_argnums=0)(potential, state)
     assert not near.diverging and (near.phase.z != state.phase.z).all()
@@ -103,12 +104,12 @@ def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
 
 def test_a_chain_comes_back_from_far_away():
     """
-    If it fell freely, the square of its momentum would be 1300, and the bound is 62. If each refusal reversed the
-    momentum, it would take 400 steps.
+    If it fell freely, the square of its momentum would be 160 000, and the bound is 62. If each such step were refused,
+    it would take more than 20 000 steps.
     """
-    potential, chain, far = chain_and_state(SGHMC, 18.0)
+    potential, chain, far = chain_and_state(SGHMC, 200.0)
     far = chain.with_first_gradient(potential, far, random.key(1))
-    end = jax.jit(lambda state: lax.fori_loop(0, 150, lambda _, s: chain.step(potential, s), state))(far)
+    end = jax.jit(lambda state: lax.fori_loop(0, 600, lambda _, s: chain.step(potential, s), state))(far)
     assert end.diverging
     assert jnp.linalg.norm(end.phase.z) < 6
 

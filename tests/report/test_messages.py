@@ -131,3 +131,11 @@ def test_remedies_are_about_what_was_set():
         assert any("batch_size" in text for text in texts) == use.noisy
     assert Remedies(True, True, True).accurate == "a larger batch_size" != Remedies(True).accurate
     assert Remedies(False).stable == Remedies(False).accurate == "a smaller step_size"
+
+
+@pytest.mark.parametrize("kind, doubtful", [(GIVEN, False), (TUNED, True), (ALL_ROWS, False)])
+def test_a_few_steps_beyond_chance_are_told_of_chosen_steps_and_minibatches(kind, doubtful):
+    """A step size that is given may be refused for a support, and a step of all rows is exact."""
+    messages = told(kind, diverging=(TIMES % 100 == 0) | (ZEROS > 0))
+    assert len(messages) == doubtful
+    assert all("1.0% of the draws have a refused step" in text and "batch_size" in text for text in messages)
