@@ -2,12 +2,12 @@
 Hierarchies, written either way
 ===============================
 
-The effects of groups can be written centred, ``a ~ Normal(mu, tau)``, or non-centred, ``a = mu + tau * z``. For NUTS the
-user must choose the form that suits the data, and if some groups have many rows and others few, neither does.
-``SGHMC(model)`` chooses for each group: the share :math:`\\lambda` of its rows in what is known about its effect. Here are
-models from ``hierarchy_models.py``: groups of 2 to 2000 rows, 500 groups of 4 rows, 50 of 1000, counts, binary outcomes,
-crossed and nested effects, varying slopes, item response, series in time. Where there are two forms, both are run, ours
-and NUTS on all rows.
+The effects of groups can be written centred, ``a ~ Normal(mu, tau)``, or non-centred, ``a = mu + tau * z``. For NUTS
+the user must choose the form that suits the data, and if some groups have many rows and others few, neither does.
+``SGHMC(model)`` chooses for each group: the share :math:`\\lambda` of its rows in what is known about its effect. Here
+are models from ``hierarchy_models.py``: groups of 2 to 2000 rows, 500 groups of 4 rows, 50 of 1000, counts, binary
+outcomes, crossed and nested effects, varying slopes, item response, series in time. Where there are two forms, both are
+run, ours and NUTS on all rows.
 """
 
 from pathlib import Path

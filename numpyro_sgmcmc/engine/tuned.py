@@ -10,8 +10,8 @@ So :math:`\exp(-H)` is restricted to momenta that it has with a probability of 1
 bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
 An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values. So does a chain
 that falls back from far away, faster and faster. An unstable step goes too far, so the gradient points back where it
-ends; in a fall it points further down, :math:`(x' - x)^T \nabla U(x') < 0`. Such a step is taken, and its momentum gets the
-length that it has on average. With the momentum reversed, the chain would climb up again.
+ends; in a fall it points further down, :math:`(x' - x)^T \nabla U(x') < 0`. Such a step is taken, and its momentum gets
+the length that it has on average. With the momentum reversed, the chain would climb up again.
 """
 
 from collections.abc import Callable
