@@ -331,6 +331,11 @@ class ModelPotential:
         """z in the variables of the model's non-centred sites, and the log determinant."""
         return self._non_centred.as_written(z, self._centering) if self._non_centred else (z, jnp.zeros(()))
 
+    @property
+    def non_centred(self) -> tuple[str, ...]:
+        """Those of the partially centred sites that the model has non-centred."""
+        return tuple(self._non_centred.scales.keys() & self._centering.keys()) if self._non_centred else ()
+
     def scales(self, z: Sites) -> Sites:
         """The scales of the sites of a location-scale family; of non-centred ones those of the values made of them."""
         trace, (z, _) = self._trace(z, self.some_rows(), None), self._as_written(z)

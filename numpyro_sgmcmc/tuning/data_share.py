@@ -13,7 +13,10 @@ deviation, for which the elements alone give :math:`\sigma = (1 + 2 \sum_j \lamb
 a relative :math:`(1 - \lambda_j) \sigma`. If the elements are known, log s has the standard deviation
 :math:`\sigma_a = (1 + 2 J)^{-1/2}` for J elements, so a chain moves along log s by steps that are too short by a factor
 of :math:`\sigma / \sigma_a`. Where both are small, little would be gained, but m and s would get the noise of the rows:
-the site stays as it is written.
+the site stays centred.
+
+A site that the model has non-centred stays so if its elements have different scales, as the weights of a Gaussian
+process in a basis do: such scales can change by orders of magnitude, and nothing near a single position shows it.
 """
 
 import jax
@@ -27,12 +30,13 @@ from numpyro_sgmcmc.types import Sites
 
 ROUNDS = 2
 PROBES = 4  # random signs, which separate the elements that share rows
-BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below which a site stays as it is written
+SHARING = 4  # elements that share a scale, on average, at least
+BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below which a site stays centred
 
 
 def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> Sites:
     """
-    The centring of each element of the hierarchical sites, 1 for sites that stay as they are written.
+    The centring of each element of the hierarchical sites, 1 for sites that stay centred.
 
     :param z: a position in the bulk of the posterior.
     """
@@ -65,7 +69,16 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         width = 1 / jnp.sqrt(1 + 2 * (share**2).sum())
         slowed = width * jnp.sqrt(1.0 + 2 * share.size)
         shares[name] = jnp.where(((1 - share).mean() * width > BENT) | (slowed > SLOWED), share, 1)
+        if name in written.non_centred:
+            shares[name] = jnp.where(_are_shared(scales[name]), shares[name], 0)
     return shares
+
+
+def _are_shared(scales: jax.Array) -> jax.Array:
+    """Whether several elements have the same scale, as those of groups do, and the weights of a spectrum do not."""
+    ordered = jnp.sort(scales.ravel())
+    different = 1 + jnp.sum(jnp.diff(ordered) > 1e-5 * ordered[1:])
+    return different <= max(1, ordered.size / SHARING)
 
 
 def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, contiguous: bool) -> Sites:

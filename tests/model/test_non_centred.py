@@ -148,6 +148,14 @@ def test_both_forms_have_the_same_shares_and_the_same_density():
     )
 
 
+def test_different_scales_stay_non_centred():
+    spectrum = lambda m, s, z, g: (m + jnp.exp(-s * jnp.arange(5.0)) * z)[g]  # noqa: E731
+    potential = potential_of(model_of(spectrum))
+    assert list(potential.sites_to_centre) == ["z"]
+    z = {"m": jnp.array(0.5), "s": jnp.array(-0.3), "z": jnp.linspace(0, 1, 5)}
+    np.testing.assert_array_equal(shares_of_data(potential, z, random.key(0))["z"], 0)
+
+
 def test_a_run_moves_in_the_centred_variable():
     group = jnp.repeat(jnp.arange(5), 200)
     y = jnp.arange(5.0)[group] + random.normal(random.key(0), (1000,))
