@@ -417,7 +417,7 @@ FAULTS = [
           "test_non_centred:law"),
     Fault("non-centred by hand: other uses of z", "non_centred", "and replaces:", "and (replaces or True):",
           "test_non_centred:uses"),
-    Fault("non-centred by hand: scales by row", "non_centred", "not by_row.intersection(rest)) or uniform", "True)",
+    Fault("non-centred by hand: scales by row", "non_centred", "and not by_row.intersection(rest):", ":",
           "test_non_centred:uses"),
     Fault("steps: a fall is refused", "tuned", "taken | falls", "taken", "test_explosions:far_away"),
     Fault("steps: an unstable step is a fall", "tuned", "(uphill < 0)", "(uphill > 0)", "test_explosions:impossible"),

@@ -106,7 +106,7 @@ class NonCentred:
                 chains[number] = chain
             elif same_size and (eqn.primitive in _ARITHMETIC or (eqn.primitive is p.div_p and inputs[0] == before)):
                 uniform = chain.uniform and repeated.issuperset(rest)
-                if (chain.aligned and not by_row.intersection(rest)) or uniform:
+                if (chain.aligned or uniform) and not by_row.intersection(rest):
                     factors = latents.intersection(rest) if eqn.primitive in (p.mul_p, p.div_p) else ()
                     chains[number] = Chain(chain.aligned, uniform, chain.factors.union(factors))
         return chains

@@ -75,6 +75,7 @@ OTHERS = {
     "bent": lambda m, s, z, g: m + s * z[g] ** 3,
     "no latents": lambda m, s, z, g: m + s + 2 * z[g],
     "by row": lambda m, s, z, g: m + s * jnp.cos(g) * z[g],
+    "by all rows": lambda m, s, z, g: (m + s * jnp.cos(g).mean() * z)[g],
 }
 
 
