@@ -95,10 +95,10 @@ def very_unequal(rng):
     return group, 1 + 0.5 * rng.standard_normal(8)[group] + rng.standard_normal(len(group))
 
 
-@hierarchy(partial(normal_rows, 40, 2.0), "mu tau sigma a", 200, "40 groups of 2 to 2000 rows", BOTH)
+@hierarchy(partial(normal_rows, 24, 2.0), "mu tau sigma a", 100, "24 groups of 2 to 500 rows", BOTH)
 def sizes(rng):
-    group = rng.permutation(np.repeat(np.arange(40), np.geomspace(2, 2000, 40).astype(int)))
-    return group, 1 + 0.5 * rng.standard_normal(40)[group] + 2 * rng.standard_normal(len(group))
+    group = rng.permutation(np.repeat(np.arange(24), np.geomspace(2, 500, 24).astype(int)))
+    return group, 1 + 0.5 * rng.standard_normal(24)[group] + 2 * rng.standard_normal(len(group))
 
 
 @hierarchy(partial(normal_rows, 2000, 1.0), "mu tau sigma a", 1000, "2000 groups of 2 to 200 rows")
