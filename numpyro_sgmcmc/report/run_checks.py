@@ -30,7 +30,7 @@ from numpyro_sgmcmc.utils.significance import VARIANCE
 
 STUCK = 100  # steps refused in a row after which a chain is reported
 SELDOM = 0.01  # share of draws with a refused step that is doubtful
-UNLIKELY = 0.002  # the same if the warm-up has chosen the step: right runs have none, but for those that are exact
+UNLIKELY = 0.002  # the same with minibatches if the warm-up has chosen the step: right runs have half of it at most
 REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 occurs near a hard wall
 MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
 FEW = 100  # effective draws
