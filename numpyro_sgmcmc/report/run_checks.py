@@ -140,7 +140,7 @@ def refused(run: Kept) -> Line:
         bound=f"<= {UNLIKELY:.1%}" if chosen else "",
         size=1.0 if stuck or still else size,
         details={"in_a_row": int(in_a_row.max()), "standing_still": still},
-        remedy=f"Use {MORE_ROWS}" if chosen and not (stuck or still) else "",
+        remedy=f"Use {MORE_ROWS}" if chosen and ends <= REFUSED and not (stuck or still) else "",
         warns=chosen or ends > REFUSED,
         explains=stuck,
     )

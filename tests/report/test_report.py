@@ -514,7 +514,7 @@ WRONG = {
     ),
     "stuck": (lambda m: {"refused": np.full_like(m.refused, 200)}, "wrong", "have refused every step"),
     "refused": (lambda m: {"refused": 0 * m.refused + (np.arange(200) % 4 > 0)}, "wrong", "75.0% end with one"),
-    "seldom refused": (lambda m: {"diverging": m.diverging | (np.arange(200) % 10 == 0)}, "doubtful", ""),
+    "seldom refused": (lambda m: {"diverging": m.diverging | (np.arange(200) % 10 == 0)}, "doubtful", "10.0% of the"),
     "apart": (lambda m: {"place": m.place + 100 * np.arange(2)[:, None]}, "wrong", "do not mix"),
     "falls": (lambda m: {"energy": m.energy + 1e5 * np.exp(-np.arange(200.0))}, "doubtful", "still falling"),
     "failed": (lambda m: {"virial": np.full_like(m.virial, 20.0)}, "doubtful", "E[(z - m) dU] is 20.0"),
