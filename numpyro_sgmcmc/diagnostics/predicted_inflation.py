@@ -69,7 +69,7 @@ def gradient_pairs(run: Run, draws: Draws, rng_key: jax.Array, pairs: int | None
         pairs = min(PAIRS, max(FEWEST, NUMBERS // draws.z.shape[-1]))
     per_chain = -(-pairs // len(states))
     stays = isinstance(kernel.gradient, (Minibatch, ControlVariate))
-    if (kernel.transforms is not None and not stays) or not run.state.is_as_written:
+    if (kernel.transforms is not None and not stays) or not run.is_as_written:
         raise ValueError(
             f"the noise of {kernel.gradient!r} is not known in NumPyro's coordinates, because {type(kernel).__name__} "
             "samples others. Use gradient_noise(kernel, state, ...)."

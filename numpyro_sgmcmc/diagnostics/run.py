@@ -129,10 +129,15 @@ class Run:
         """
         return self.kernel.potential_of_values(self.args, self.kwargs)
 
+    @cached_property
+    def is_as_written(self) -> bool:
+        """Whether the chains have moved in the variables of the model itself, not in partially centred ones."""
+        return self.potential.is_as_written(dict(self.state.settings.centering))
+
     @property
     def samples_other_coordinates(self) -> bool:
         """Whether the chains move in other coordinates than NumPyro's unconstrained values."""
-        return self.kernel.transforms is not None or not self.state.is_as_written
+        return self.kernel.transforms is not None or not self.is_as_written
 
     @property
     def keeps_local_values(self) -> bool:

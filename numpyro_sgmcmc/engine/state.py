@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import random
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor, projection, squared_step
 from numpyro_sgmcmc.report.report_hook import Collected
@@ -126,11 +125,6 @@ class SGMCMCState(NamedTuple):
             energy = "; potential_estimate is the energy of a minibatch" * (index == "potential_energy")
             raise KeyError(f"extra_fields={index!r}: a state has the fields {', '.join(self._fields)}{energy}.")
         return tuple.__getitem__(self, index)  # super() has no meaning in a NamedTuple
-
-    @property
-    def is_as_written(self) -> bool:
-        """Whether every element has the centring with which the model is written."""
-        return all(bool((np.asarray(share) == 1).all()) for share in dict(self.settings.centering).values())
 
     @property
     def phase(self) -> Phase:

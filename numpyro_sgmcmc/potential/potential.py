@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro import handlers
 from numpyro.infer import init_to_uniform
 
@@ -326,6 +327,11 @@ class ModelPotential:
             # the location and the scale are functions of the other variables, in which centred sites are transformed
             potential._non_centred, potential._centering = potential._hierarchies()[1], centering
         return potential
+
+    def is_as_written(self, centering: Sites) -> bool:
+        """Whether these are the variables of the model itself: 1 for sites that it has centred, 0 for the others."""
+        non_centred = self._hierarchies()[1].scales if centering else {}
+        return all(bool((np.asarray(share) == (name not in non_centred)).all()) for name, share in centering.items())
 
     def _as_written(self, z: Sites) -> tuple[Sites, jax.Array]:
         """z in the variables of the model's non-centred sites, and the log determinant."""

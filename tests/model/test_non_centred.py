@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_sgmcmc import SGHMC, settings
+from numpyro_sgmcmc import SGHMC, settings, summary
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.data_share import shares_of_data
 
@@ -157,6 +157,15 @@ def test_different_scales_stay_non_centred():
     np.testing.assert_array_equal(shares_of_data(potential, z, random.key(0))["z"], 0)
 
 
+@pytest.mark.parametrize(
+    "share, by_hand, is_as_written", [(0, True, True), (1, True, False), (1, False, True), (0, False, False)]
+)
+def test_what_is_as_written(share, by_hand, is_as_written):
+    potential = potential_of(model_of(FORMS["after the index"][0]) if by_hand else centred_model)
+    assert potential.is_as_written({"z": np.full(5, share)}) == is_as_written
+    assert potential.is_as_written({})
+
+
 def test_a_run_moves_in_the_centred_variable():
     group = jnp.repeat(jnp.arange(5), 200)
     y = jnp.arange(5.0)[group] + random.normal(random.key(0), (1000,))
@@ -165,6 +174,7 @@ def test_a_run_moves_in_the_centred_variable():
     mcmc.run(random.key(1), group, y)
     assert (settings(mcmc)["centering"]["z"] > 0.9).all()
     assert settings(mcmc)["steps_per_sample"] < 40
+    assert "inflation_by_noise" not in summary(mcmc, group, y)  # whose formula is that of the model's own variables
     draws = mcmc.get_samples()
     a = draws["m"][:, None] + draws["s"][:, None] * draws["z"]
     mean = np.array([y[group == k].mean() for k in range(5)])
