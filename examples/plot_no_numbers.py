@@ -263,17 +263,22 @@ def check(results):
     assert not silent, f"wrong, and nothing says so: {silent}"
 
 
-def main(args):
+def studies(problems, names, args):
+    """Name -> what :func:`study` returns for some of the problems; prints a line for each."""
     if args.fast:  # most of the time is compilation then
         jax.config.update("jax_disable_most_optimizations", True)
     args.references = args.references or args.out / "references"
-    names = args.problems or (FAST if args.fast else sorted(PROBLEMS, key=size))
     print(HEAD)
     results = {}
     for name in names:
-        results[name] = study(PROBLEMS[name](), args)
+        results[name] = study(problems[name](), args)
         print(line(name, results[name][0]), flush=True)
         jax.clear_caches()  # nothing compiled for one problem serves another
+    return results
+
+
+def main(args):
+    results = studies(PROBLEMS, args.problems or (FAST if args.fast else sorted(PROBLEMS, key=size)), args)
     wrong = [name for name, (found, _) in results.items() if is_wrong(found)]
     print(f"{len(results) - len(wrong)} of {len(results)} right" + (f"; not {', '.join(wrong)}." if wrong else "."))
     save(args, "no_numbers", draw(results), {"problems": {name: found for name, (found, _) in results.items()}})

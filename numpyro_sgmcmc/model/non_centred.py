@@ -64,11 +64,11 @@ class NonCentred:
         self._inputs = dict(zip(self._names, self._program.inputs))
         outputs = jax.tree.unflatten(jax.tree.structure(shapes), self._program.outputs)
         self._rows = dict(zip(self._program.inputs[len(self._names) :], jax.tree.leaves(dict(rows))))
-        by_row = self._program.dependents(self._rows)
+        by_row, of_latents = map(self._program.dependents, (self._rows, self._inputs.values()))
         found = {}
         for name in names:
             others = {k for site, leaves in outputs.items() if site != name for k in jax.tree.leaves(leaves)}
-            chosen = self._chosen(self._inputs[name], others, by_row)
+            chosen = self._chosen(self._inputs[name], others, by_row, of_latents)
             if chosen is not None:
                 found[name] = chosen
         # the location and the scale of a site can depend on the sites whose values are computed before
@@ -78,18 +78,19 @@ class NonCentred:
             for name in self._values
         }
 
-    def _chosen(self, source: int, outputs: set[int], by_row: set[int]) -> tuple[int, frozenset[int]] | None:
+    def _chosen(
+        self, source: int, outputs: set[int], by_row: set[int], of_latents: set[int]
+    ) -> tuple[int, frozenset[int]] | None:
         """The number of the last value that can replace the site, and the factors of its scale."""
-        for number, chain in sorted(self._chains(source, by_row).items(), reverse=True):
+        for number, chain in sorted(self._chains(source, by_row, of_latents).items(), reverse=True):
             replaces = not self._program.dependents([source], without=number) & outputs
             if chain.factors and (chain.aligned or chain.uniform) and replaces:
                 return number, chain.factors
         return None
 
-    def _chains(self, source: int, by_row: set[int]) -> dict[int, Chain]:
+    def _chains(self, source: int, by_row: set[int], of_latents: set[int]) -> dict[int, Chain]:
         program = self._program
         chains, moving = {source: Chain()}, program.dependents([source])
-        latents = program.dependents(self._inputs.values())
         repeated = {k for k, shape in enumerate(program.shapes) if shape.size == 1}
         for eqn, inputs, outputs in program.equations:
             if eqn.primitive in _MOVES | _ARITHMETIC and repeated.issuperset(inputs):
@@ -107,7 +108,7 @@ class NonCentred:
             elif same_size and (eqn.primitive in _ARITHMETIC or (eqn.primitive is p.div_p and inputs[0] == before)):
                 uniform = chain.uniform and repeated.issuperset(rest)
                 if (chain.aligned or uniform) and not by_row.intersection(rest):
-                    factors = latents.intersection(rest) if eqn.primitive in (p.mul_p, p.div_p) else ()
+                    factors = of_latents.intersection(rest) if eqn.primitive in (p.mul_p, p.div_p) else ()
                     chains[number] = Chain(chain.aligned, uniform, chain.factors.union(factors))
         return chains
 
@@ -130,10 +131,10 @@ class NonCentred:
         The values of the sites as the model has them, and the log determinant of their derivative.
 
         :param z: the sampled variables.
-        :param centering: lambda by site.
+        :param centering: lambda of each of the sites.
         """
         log_det = jnp.zeros(())
-        for name in filter(centering.__contains__, self._values):  # in this order
+        for name in self._values:  # in this order
             shift, factor = self._affine(name, z, centering[name])
             z = {**z, name: (z[name] - shift) / factor}
             log_det -= jnp.sum(jnp.log(jnp.abs(factor)))
@@ -142,7 +143,7 @@ class NonCentred:
     def as_sampled(self, z: Sites, centering: Sites) -> Sites:
         """The inverse of :meth:`as_written`."""
         sampled = dict(z)
-        for name in filter(centering.__contains__, self._values):  # in this order
+        for name in self._values:  # in this order
             shift, factor = self._affine(name, z, centering[name])
             sampled[name] = shift + factor * z[name]
         return sampled

@@ -9,7 +9,7 @@ All latents are outside the minibatched plates; :mod:`~numpyro_sgmcmc.potential.
 ``_trace`` gives the latents their values.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import copy
 import math
 from types import MappingProxyType
@@ -306,15 +306,17 @@ class ModelPotential:
 
     def _hierarchies(self) -> tuple[dict[str, frozenset[str]], NonCentred]:
         """The sites that the model has centred, with those on which their scales depend; those it has non-centred."""
-        rows = self.some_rows()
-        forms = location_scale_sites(lambda z: self._trace(z, rows, None), self.structure, self.transforms)
+        trace = lambda z: self._trace(z, self.some_rows(), None)  # noqa: E731
+        forms = location_scale_sites(trace, self.structure, self.transforms)
+        centred = {name: scale for name, (loc, scale) in forms.items() if loc | scale}
+        return centred, self._non_centred_among(forms.keys() - centred.keys())
 
+    def _non_centred_among(self, names: Iterable[str]) -> NonCentred:
         def parameters(z, rows):
             trace = self._trace(z, rows, None).items()
             return {name: jax.tree.leaves(site["fn"]) for name, site in trace if site["type"] == "sample"}
 
-        centred = {name: scale for name, (loc, scale) in forms.items() if loc | scale}
-        return centred, NonCentred(parameters, self.prototype, rows, forms.keys() - centred.keys())
+        return NonCentred(parameters, self.prototype, self.some_rows(), names)
 
     def centred(self, centering: Sites) -> "ModelPotential":
         """The potential of the partially centred variables."""
@@ -323,9 +325,9 @@ class ModelPotential:
         potential = copy.copy(self)
         centred, non_centred = self._hierarchies()
         potential.transforms = centred_transforms({k: v for k, v in centering.items() if k in centred}, self.transforms)
-        if non_centred.scales.keys() & centering.keys():
+        if names := non_centred.scales.keys() & centering.keys():
             # the location and the scale are functions of the other variables, in which centred sites are transformed
-            potential._non_centred, potential._centering = potential._hierarchies()[1], centering
+            potential._non_centred, potential._centering = potential._non_centred_among(names), centering
         return potential
 
     def is_as_written(self, centering: Sites) -> bool:
@@ -340,7 +342,7 @@ class ModelPotential:
     @property
     def non_centred(self) -> tuple[str, ...]:
         """Those of the partially centred sites that the model has non-centred."""
-        return tuple(self._non_centred.scales.keys() & self._centering.keys()) if self._non_centred else ()
+        return tuple(self._non_centred.scales) if self._non_centred else ()
 
     def scales(self, z: Sites) -> Sites:
         """The scales of the sites of a location-scale family; of non-centred ones those of the values made of them."""
@@ -348,7 +350,7 @@ class ModelPotential:
         forms = {name: location_scale(trace[name]["fn"]) for name in z}
         scales = {name: jnp.asarray(form.scale) for name, form in forms.items() if form}
         if self._non_centred:
-            for name in self._non_centred.scales:
+            for name in self.non_centred:
                 scales[name] *= jnp.abs(self._non_centred.location_and_scale(name, z)[1])
         return scales
 
