@@ -25,6 +25,7 @@ from numpyro.distributions.transforms import AffineTransform, ComposeTransform, 
 
 from numpyro_sgmcmc.model.dataflow import Fact, follow
 from numpyro_sgmcmc.model.handlers import Transforms, given_transform
+from numpyro_sgmcmc.model.multivariate import Multivariate, multivariate
 from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.types import Sites
@@ -45,9 +46,29 @@ class LocationScale(NamedTuple):
     transforms: tuple[Transform, ...] = ()
     mask: Any = True
 
+    def transform(self, share: jax.Array) -> Transform:
+        """From the partially centred variable to the value of the site; ``share`` is lambda."""
+        share = jnp.where(self.mask, share, 1)  # without a density, an element has no Jacobian either
+        scale = self.scale ** (1 - share)
+        affine = AffineTransform(self.loc * (1 - share * scale), scale)
+        return ComposeTransform([affine, *self.transforms]) if self.transforms else affine
+
+    def scaled(self, factor: jax.Array) -> "LocationScale":
+        """The form of a times a positive factor for each element."""
+        return self._replace(scale=factor * self.scale)
+
+    def standardised(self, curvature: jax.Array) -> jax.Array:
+        """A curvature along a as one along e."""
+        return self.scale**2 * curvature
+
+
+def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
+    """The form of a distribution; None if it has none."""
+    return location_scale(fn) or multivariate(fn)
+
 
 def location_scale(fn: Distribution) -> LocationScale | None:
-    """The form of a distribution; None if it has none."""
+    """The form of a distribution whose elements are independent; None if it has none."""
     if type(fn) in FAMILIES:
         return LocationScale(fn.loc, fn.scale)  # pyright: ignore[reportAttributeAccessIssue]
     if not isinstance(
@@ -84,14 +105,8 @@ def centred_transforms(
 
 
 def _centred(centering: Sites, transforms: Transforms, name: str, fn: Distribution) -> Transform | None:
-    form = location_scale(fn) if name in centering else None
-    if form is None:
-        return given_transform(name, fn, transforms)
-    # without a density, an element has no Jacobian either
-    share = jnp.where(form.mask, centering[name], 1)
-    scale = form.scale ** (1 - share)
-    affine = AffineTransform(form.loc * (1 - share * scale), scale)
-    return ComposeTransform([affine, *form.transforms]) if form.transforms else affine
+    form = form_of(fn) if name in centering else None
+    return form.transform(centering[name]) if form else given_transform(name, fn, transforms)
 
 
 def location_scale_sites(
@@ -110,7 +125,7 @@ def location_scale_sites(
         found, tr = {}, trace(z)
         for name in z:
             site, scale = tr[name], structure.sites[name].scale
-            form = location_scale(site["fn"])
+            form = form_of(site["fn"])
             replaced = name.removesuffix("_decentered") in tr.keys() - {name}
             own = given_transform(name, site["fn"], transforms or {}) is not None
             left_out = replaced or own or scale != 1 or SCAN_INDEX in site["infer"]
@@ -170,8 +185,9 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
         if name not in sites:
             raise ValueError(
                 f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
-                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, and its location or scale depends "
-                "on other latents, or if it is the z of mu + tau * z. Leave it out; "
+                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, MultivariateNormal or "
+                "MultivariateStudentT, and its location or scale depends on other latents, or if it is the z of "
+                "mu + tau * z. Leave it out; "
                 f"{f'there are {sorted(sites)}' if sites else 'there is none'}."
             )
         if np.shape(share) not in ((), prototype[name].shape):

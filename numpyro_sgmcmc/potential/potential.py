@@ -26,8 +26,9 @@ from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
-from numpyro_sgmcmc.model.centering import centred_transforms, location_scale, location_scale_sites
+from numpyro_sgmcmc.model.centering import LocationScale, centred_transforms, form_of, location_scale_sites
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
+from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.model.non_centred import NonCentred
 from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
 from numpyro_sgmcmc.model.structure import Structure
@@ -344,15 +345,14 @@ class ModelPotential:
         """Those of the partially centred sites that the model has non-centred."""
         return tuple(self._non_centred.scales) if self._non_centred else ()
 
-    def scales(self, z: Sites) -> Sites:
-        """The scales of the sites of a location-scale family; of non-centred ones those of the values made of them."""
+    def forms(self, z: Sites) -> dict[str, LocationScale | Multivariate]:
+        """The forms of the sites that have one; the scales of non-centred ones are those of the values made of them."""
         trace, (z, _) = self._trace(z, self.some_rows(), None), self._as_written(z)
-        forms = {name: location_scale(trace[name]["fn"]) for name in z}
-        scales = {name: jnp.asarray(form.scale) for name, form in forms.items() if form}
+        forms = {name: form for name in z if (form := form_of(trace[name]["fn"]))}
         if self._non_centred:
             for name in self.non_centred:
-                scales[name] *= jnp.abs(self._non_centred.location_and_scale(name, z)[1])
-        return scales
+                forms[name] = forms[name].scaled(jnp.abs(self._non_centred.location_and_scale(name, z)[1]))
+        return forms
 
     def in_variables_of(self, other: "ModelPotential", z: Sites) -> Sites:
         """The unconstrained values that have the same sites in ``other``, the same model with other transforms."""

@@ -61,16 +61,16 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
 
     total = over_all_rows(written, of_all, a, key_model)
-    scales, shares = written.scales(a), {}
+    forms, shares = written.forms(a), {}
     for name in sites:
         own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
-        data = jnp.maximum(total[name] - own, 0)
-        share = jnp.where(jnp.isfinite(data), data / (data + scales[name] ** -2.0), 1)
+        data = forms[name].standardised(jnp.maximum(total[name] - own, 0))
+        share = jnp.where(jnp.isfinite(data), data / (data + 1), 1)
         width = 1 / jnp.sqrt(1 + 2 * (share**2).sum())
         slowed = width * jnp.sqrt(1.0 + 2 * share.size)
         shares[name] = jnp.where(((1 - share).mean() * width > BENT) | (slowed > SLOWED), share, 1)
         if name in written.non_centred:
-            shares[name] = jnp.where(_are_shared(scales[name]), shares[name], 0)
+            shares[name] = jnp.where(_are_shared(forms[name].scale), shares[name], 0)
     return shares
 
 

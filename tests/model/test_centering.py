@@ -17,6 +17,7 @@ from numpyro_sgmcmc import SGHMC, SGLD, ControlVariate, Tempered, settings
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.data_share import shares_of_data
 
+ROOT = jnp.array([[1.0, 0, 0], [0.5, 0.8, 0], [-0.3, 0.2, 0.6]])
 SITES = {
     "Normal": lambda m, s: dist.Normal(m, s),
     "StudentT": lambda m, s: dist.StudentT(4.0, m, s),
@@ -30,6 +31,15 @@ SITES = {
     "mixed": lambda m, s: dist.Normal(jnp.stack([m, 2 * m]), s).expand([3, 2]).to_event(1),
     "masked": lambda m, s: dist.Normal(m, s).expand([3]).mask(jnp.array([True, False, True])),
     "affine": lambda m, s: dist.TransformedDistribution(dist.Normal(0, 1), transforms.AffineTransform(m, -s)),
+    "multivariate": lambda m, s: dist.MultivariateNormal(m * jnp.arange(3.0), scale_tril=s * ROOT),
+    "covariances": lambda m, s: dist.MultivariateNormal(m, s * ROOT @ ROOT.T).expand([2, 2]).to_event(2),
+    "multivariate t": lambda m, s: dist.MultivariateStudentT(5.0, m * jnp.ones(3), s * ROOT).expand([4]),
+    "masked vectors": lambda m, s: (
+        dist.MultivariateNormal(m * jnp.ones(3), scale_tril=s * ROOT).expand([2]).mask(jnp.array([True, False]))
+    ),
+    "long vectors": lambda m, s: dist.MultivariateNormal(
+        m * jnp.ones(10), s * jnp.exp(-abs(jnp.arange(10) - jnp.arange(10.0)[:, None]))
+    ),
     "share": lambda m, s: dist.TransformedDistribution(
         dist.Gumbel(0.5, 2).expand([3]),
         [transforms.AffineTransform(m, s), transforms.SigmoidTransform(), transforms.AffineTransform(1.0, 3.0)],
@@ -85,12 +95,44 @@ def test_a_share_of_0_is_non_centred_and_of_1_as_written():
     np.testing.assert_allclose(of_prior, np.exp(-1) ** (2 * 0.75 - 2), rtol=1e-5)
 
 
+def test_multivariate_sites_are_as_written_at_1_and_whitened_at_0():
+    usual = potential_of(model_of(SITES["multivariate"]))
+    a = jnp.array([0.3, -0.2, 0.7])
+    z = {"m": jnp.array(0.5), "s": jnp.array(-1.0), "a": a}
+    np.testing.assert_array_equal(usual.centred({"a": jnp.ones(3)}).in_variables_of(usual, z)["a"], a)
+    whitened = usual.centred({"a": jnp.zeros(3)})
+    at_0 = whitened.in_variables_of(usual, z)["a"]
+    np.testing.assert_allclose(at_0, 0.5 * jnp.arange(3.0) + np.exp(-1) * ROOT @ a, rtol=1e-5)
+    of_prior = jax.hessian(lambda a: whitened.by_site({**z, "a": a}, {})["a"])(a)
+    np.testing.assert_allclose(of_prior, jnp.eye(3), atol=1e-5)
+
+
+def slopes(group, x, y):
+    m = numpyro.sample("m", dist.Normal(0, 2).expand([2]).to_event(1))
+    s = numpyro.sample("s", dist.LogNormal(0, 0.5).expand([2]).to_event(1))
+    with numpyro.plate("groups", 5):
+        a = numpyro.sample("a", dist.MultivariateNormal(m, scale_tril=s[:, None] * ROOT[:2, :2]))
+    with numpyro.plate("N", len(y)) as rows:
+        e = a[group[rows]]
+        numpyro.sample("y", dist.Normal(jnp.where(x[rows], e[:, 1], e[:, 0]), 1.0), obs=y[rows])
+
+
+def test_the_share_of_the_data_in_vectors():
+    """k_j = sum_i R_ij^2 K_ii for the covariance R R^T of the prior and the curvature K of the rows."""
+    x = jnp.arange(20) % 2  # a row depends on one element only, so the curvature K of the rows is diagonal
+    potential = potential_of(slopes, GROUP, x, Y)
+    z = {"m": jnp.zeros(2), "s": jnp.array([-1.0, 0.3]), "a": jnp.zeros((5, 2))}
+    rows = jnp.stack([jax.ops.segment_sum(1.0 * (x == k), GROUP, 5) for k in (0, 1)], 1)
+    k = rows @ (jnp.exp(z["s"])[:, None] * ROOT[:2, :2]) ** 2
+    np.testing.assert_allclose(shares_of_data(potential, z, random.key(0))["a"], k / (1 + k), rtol=1e-3)
+
+
 def others():
     m = numpyro.sample("m", dist.Normal(0, 1))
     s = numpyro.sample("s", dist.HalfNormal(1))
     numpyro.sample("fixed", dist.Normal(0, 1))
     numpyro.sample("scale_only", dist.HalfCauchy(s))
-    numpyro.sample("joint", dist.MultivariateNormal(jnp.zeros(2) + m, jnp.eye(2)))
+    numpyro.sample("walk_of_all", dist.GaussianRandomWalk(s, 4))
     with handlers.scale(scale=2.0):
         numpyro.sample("scaled", dist.Normal(m, s))
     with handlers.reparam(config={"replaced": LocScaleReparam(0.5)}):

@@ -1,0 +1,113 @@
+r"""
+Partial centring of multivariate sites, as of the effects of groups with a level and a slope.
+
+A site a = m + R e with a lower triangular R is a chain of conditional distributions: given the elements before it,
+:math:`a_i` has the location :math:`m_i + \sum_{j < i} R_{ij} e_j` and the scale :math:`R_{ii}`. Each is
+centred in part, as in :mod:`~numpyro_sgmcmc.model.centering`, by its own :math:`\lambda_i`. So the variable that is
+sampled is
+
+.. math:: \tilde a = \lambda m + T e, \qquad T_{ij} = \lambda_i R_{ij} \; (j < i), \qquad T_{ii} = R_{ii}^{\lambda_i},
+
+.. math:: a = \tilde a + (1 - \lambda) m + (R - T) e, \qquad e = T^{-1} (\tilde a - \lambda m), \qquad
+    \log |\partial a / \partial \tilde a| = \sum_i (1 - \lambda_i) \log R_{ii}.
+
+With :math:`\lambda = 1` it is a, to the last bit, and with 0 it is e.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+import numpyro.distributions as dist
+from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.transforms import Transform
+
+WRITTEN_OUT = 8  # coordinates of a system that is solved without LAPACK, which is called once for each group
+
+
+class Multivariate(NamedTuple):
+    """
+    A site a = loc + scale e.
+
+    - **loc** - shape ``(..., n)``.
+    - **scale** - R, lower triangular, shape ``(..., n, n)``.
+    - **mask** - which of the vectors have a density.
+    """
+
+    loc: Any
+    scale: Any
+    mask: Any = True
+
+    def transform(self, share: jax.Array) -> Transform:
+        """From the partially centred variable to the value of the site; ``share`` is lambda."""
+        return _FromCentred(self.loc, self.scale, jnp.where(jnp.asarray(self.mask)[..., None], share, 1))
+
+    def scaled(self, factor: jax.Array) -> "Multivariate":
+        """The form of a times a positive factor for each element."""
+        return self._replace(scale=jnp.asarray(factor)[..., None] * self.scale)
+
+    def standardised(self, curvature: jax.Array) -> jax.Array:
+        r"""The curvature along each :math:`e_i` if it has this diagonal in a: :math:`\sum_j R_{ji}^2 k_j`."""
+        return jnp.einsum("...ji,...j->...i", self.scale**2, curvature)
+
+
+def multivariate(fn: Distribution) -> Multivariate | None:
+    """The form of a distribution; None if it has none."""
+    if isinstance(fn, dist.MultivariateNormal | dist.MultivariateStudentT):
+        return Multivariate(fn.loc, fn.scale_tril)
+    if isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        return multivariate(fn.base_dist)
+    if isinstance(fn, dist.MaskedDistribution):
+        form = multivariate(fn.base_dist)
+        mask = jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * (len(fn.event_shape) - 1))
+        return form and form._replace(mask=form.mask & mask)
+    return None
+
+
+class _FromCentred(Transform):
+    domain = constraints.real_vector  # pyright: ignore[reportAssignmentType]
+    codomain = constraints.real_vector
+
+    def __init__(self, loc: jax.Array, scale: jax.Array, share: jax.Array):
+        self.loc, self.scale, self.share = loc, scale, share
+
+    @property
+    def _diagonal(self) -> jax.Array:
+        return jnp.diagonal(self.scale, axis1=-2, axis2=-1)
+
+    @property
+    def _mixed(self) -> jax.Array:
+        """T."""
+        diagonal = (self._diagonal**self.share)[..., None] * jnp.eye(self.scale.shape[-1])
+        return self.share[..., None] * jnp.tril(self.scale, -1) + diagonal
+
+    def _difference(self, e: jax.Array) -> jax.Array:
+        """a minus the variable that is sampled."""
+        return (1 - self.share) * self.loc + jnp.einsum("...ij,...j->...i", self.scale - self._mixed, e)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self._difference(_solved(self._mixed, x - self.share * self.loc))
+
+    def _inverse(self, y: jax.Array) -> jax.Array:
+        return y - self._difference(_solved(self.scale, y - self.loc))
+
+    def log_abs_det_jacobian(self, x: jax.Array, y: jax.Array, intermediates: Any = None) -> jax.Array:
+        log_det = jnp.sum((1 - self.share) * jnp.log(self._diagonal), -1)
+        return jnp.broadcast_to(log_det, jnp.shape(x)[:-1])
+
+    def tree_flatten(self):
+        return (self.loc, self.scale, self.share), (("loc", "scale", "share"), {})
+
+
+def _solved(matrix: jax.Array, y: jax.Array) -> jax.Array:
+    """The solution of a lower triangular system, for matrices and vectors with any number of axes in front."""
+    n = y.shape[-1]
+    if n > WRITTEN_OUT:
+        matrix = jnp.broadcast_to(matrix, (*y.shape, n))
+        return solve_triangular(matrix, y[..., None], lower=True)[..., 0]
+    e: list[jax.Array] = []
+    for i in range(n):
+        rest = sum((matrix[..., i, j] * e[j] for j in range(i)), start=jnp.zeros(()))
+        e.append((y[..., i] - rest) / matrix[..., i, i])
+    return jnp.stack(e, -1)
