@@ -67,7 +67,7 @@ def multivariate(fn: Distribution) -> Multivariate | None:
 
 class _FromCentred(Transform):
     domain = constraints.real_vector  # pyright: ignore[reportAssignmentType]
-    codomain = constraints.real_vector
+    codomain = constraints.real_vector  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, loc: jax.Array, scale: jax.Array, share: jax.Array):
         self.loc, self.scale, self.share = loc, scale, share
