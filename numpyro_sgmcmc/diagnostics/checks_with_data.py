@@ -214,7 +214,7 @@ def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: st
     k = int(np.argmax(certain if certain.any() else size))
     k = k if size.any() else int(np.argmax(np.abs(inflation)))
     known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
-    shown = f"{inflation[k]:+.1%}{known_to} at {names[k]}{run.mean_step}"
+    shown = f"{inflation[k]:+z.1%}{known_to} at {names[k]}{run.mean_step}"
     shown += ", which the draws refute" * bool(size[k] < REFUTED * abs(inflation[k]))
     by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
     return Line(

@@ -96,7 +96,7 @@ class Table(Mapping):
         ordered = sorted(self.by_site.items(), key=lambda item: -ORDER.index(item[1]["verdict"]))
         rows = [("site, by its worst coordinate", *columns)]
         for site, numbers in ordered[:SITES]:
-            rows.append((site, *(x if isinstance(x, str) else f"{x:.2f}" for x in numbers.values())))
+            rows.append((site, *(x if isinstance(x, str) else f"{x:z.2f}" for x in numbers.values())))
         left = len(ordered) - SITES
         return rows + [(f"{left} more in .by_site", *[""] * len(columns))] * (left > 0)
 
@@ -116,10 +116,15 @@ class Table(Mapping):
         return import_module("numpyro_sgmcmc.diagnostics.pictures").picture_of(self, ax, **options)
 
     def _repr_html_(self) -> str:
-        title, note = self._title, escape(self.note)
+        return self._title + self._body
+
+    @property
+    def _body(self) -> str:
+        """What follows the title, as HTML."""
+        note = escape(self.note)
         tables = html.table(self._rows) + (html.table(self._rows_of_sites) if self.by_site else "")
         advice = "".join(f"<li>{escape(f'{name}: {advice}')}</li>" for name, advice in self.advice)
-        return f"{title}{tables}{f'<ul>{advice}</ul>' * bool(advice)}{f'<p>{note}</p>' * bool(note)}"
+        return f"{tables}{f'<ul>{advice}</ul>' * bool(advice)}{f'<p>{note}</p>' * bool(note)}"
 
     @property
     def _title(self) -> str:
@@ -139,7 +144,7 @@ class Summary(Table):
 
     def _repr_html_(self) -> str:
         shown = self._title + (html.table(self._doubts) if self._doubts else "") + html.table(self._in_short)
-        return f"{shown}<details><summary>all lines</summary>{super()._repr_html_()}</details>"
+        return f"{shown}<details><summary>all lines</summary>{self._body}</details>"
 
     @property
     def _doubts(self) -> list[tuple[str, str]]:
