@@ -1,5 +1,5 @@
 # make demo | test | test-slow | test-gallery | test-sources | figures | experiments | results | docs | mutations | bench |
-#      lint | wheel | clean
+#      lint | dist | release | clean
 #
 # PYTHON=python3.13   the interpreter of the environment
 # STACK=oldest|newest versions held by .ci/$(STACK).txt (default: what pip chooses)
@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(STACK:%=.ci/%.txt)
 SYNTHETIC := step_size_bias convergence_rates double_well mixture minibatch_bias
 
-.PHONY: demo test test-slow test-gallery test-sources figures experiments results docs mutations bench lint wheel clean
+.PHONY: demo test test-slow test-gallery test-sources figures experiments results docs mutations bench lint dist release clean
 
 demo: $(VENV)/installed-examples
 	$(BIN)/python examples/logistic_regression.py $(ARGS)
@@ -68,13 +68,16 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# the wheel is imported from another folder, where the sources cannot stand in for it
-wheel: $(VENV)/installed-dev
-	rm -rf build dist $(VENV)-wheel
+# sdist and wheel; each is installed in an empty environment, where the example of README.md runs
+dist: $(VENV)/installed-dev
+	rm -rf build dist
 	$(BIN)/python -m build
-	$(PYTHON) -m venv $(VENV)-wheel
-	$(VENV)-wheel/bin/python -m pip install --quiet $(CONSTRAINTS:%=-c %) dist/*.whl
-	cd dist && $(abspath $(VENV)-wheel)/bin/python -c 'import numpyro_sgmcmc as s; print(s.__file__, s.__version__)'
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/check_dist.py $(DATED) $(CONSTRAINTS:%=-c %)
+
+# all that must hold of a release, a dated changelog among it, before `twine upload dist/*`: about two hours on two cores
+release: DATED := --dated
+release: lint dist test test-slow test-gallery mutations docs
 
 clean:
 	rm -rf .venv .venv-* build dist out *.egg-info .pytest_cache .ruff_cache

@@ -156,7 +156,8 @@ def _identity(
     k, most = int(np.argmax(both / limit)), int(np.argmax(certain))
 
     def numbers(j):
-        return {"z": float(both[j]), "where": names[j], "effect": float(effect[j])}
+        errors = {"effect": float(effect[j]), "effect_error": float(error[j])}
+        return {"z": float(both[j]), "bound_z": float(limit[j]), "where": names[j]} | errors
 
     places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
     by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
@@ -170,7 +171,7 @@ def _identity(
         remedy="Give the model data of 32 bits" if overflow else "",
         size=float(certain.max()),
         error=float(np.median(error)),
-        details=numbers(k) | {"bound_z": float(limit[k]), "effect_error": float(error[k]), "by_site": by_site},
+        details=numbers(k) | {"by_site": by_site},
     )
 
 
@@ -213,7 +214,7 @@ def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: st
     k = int(np.argmax(certain if certain.any() else size))
     k = k if size.any() else int(np.argmax(np.abs(inflation)))
     known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
-    shown = f"{inflation[k]:+.1%}{known_to} at {names[k]}{run.mean_step}"
+    shown = f"{inflation[k]:+z.1%}{known_to} at {names[k]}{run.mean_step}"
     shown += ", which the draws refute" * bool(size[k] < REFUTED * abs(inflation[k]))
     by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
     return Line(

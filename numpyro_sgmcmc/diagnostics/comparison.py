@@ -26,7 +26,11 @@ QUANTILES = (0.05, 0.5, 0.95)
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15), "quantile": (0.15, 0.4)}  # doubtful, wrong
 
 
-def compare(idata: Any, reference: Any) -> Table:
+class Comparison(Table):
+    """The result of :func:`compare`."""
+
+
+def compare(idata: Any, reference: Any) -> Comparison:
     """
     Differences of means, standard deviations and quantiles from a reference, in units of its standard deviation, with
     the Monte Carlo errors of both sides. A site is ``wrong`` or ``doubtful`` if a difference is significant and exceeds
@@ -81,7 +85,7 @@ def compare(idata: Any, reference: Any) -> Table:
     alone = sorted(set(ours) ^ set(theirs))
     read = (f"{side}: {'{} x {}'.format(*draws[common[0]].shape)} draws" for side, draws in sides)
     note = "; ".join(read) + "." + (f" Only on one side: {', '.join(alone)}." if alone else "")
-    return Table("Errors in sds of the reference", lines, note)
+    return Comparison("Errors in sds of the reference", lines, note)
 
 
 def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:

@@ -36,6 +36,10 @@ TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
 UNCERTAIN = 0.1  # a larger standard error of the bias is too large for a verdict
 
 
+class Halved(Table):
+    """The result of :func:`step_halving`."""
+
+
 def step_halving(
     mcmc: MCMC,
     rng_key: jax.Array,
@@ -44,7 +48,7 @@ def step_halving(
     num_samples: int | None = None,
     num_warmup: int | None = None,
     **model_kwargs: Any,
-) -> Table:
+) -> Halved:
     r"""
     Estimates the bias from the step size or the minibatches, by continuing the chains at h, and at h / 2 with twice the
     steps per draw.
@@ -116,7 +120,7 @@ def step_halving(
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
         note += f" The step size changes during the run; this is the bias at its last value, {plain(last_step(run))}."
-    return Table(f"The change by {what}", lines, note)
+    return Halved(f"The change by {what}", lines, note)
 
 
 def order(kernel: SGMCMC, minibatched: bool) -> int:

@@ -63,7 +63,7 @@ def summary(
         ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is
         too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
         ``.all()`` is the whole table; ``.by_site`` has the identities, the temperature and the predicted inflations of
-        each site, for its worst coordinate.
+        each site, for its worst coordinate; ``.plot()`` is a picture of the errors by site.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
     :raises ValueError: if there was no run yet, there are fewer than 8 draws of each chain, or the data are not those
         of the run.

@@ -1,15 +1,16 @@
 """Tables of verdicts: text in a terminal, HTML in a notebook, a mapping for programs."""
 
 from collections.abc import Iterator, Mapping
-import html
+from html import escape
+from importlib import import_module
 import textwrap
 from typing import Any
 
 from numpyro_sgmcmc.report.check import Line
+from numpyro_sgmcmc.utils import html
 from numpyro_sgmcmc.utils.significance import ORDER, worst
 
 WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # verdict of a line -> verdict of a run
-COLOURS = {"ok": "#009E73", "doubtful": "#E69F00", "wrong": "#D55E00"}
 SITES = 20  # maximal number of sites that are printed
 WIDTH = 100  # of the text
 IN_SHORT = {  # what a summary says of every run: the lines, and how they are shown
@@ -95,15 +96,39 @@ class Table(Mapping):
         ordered = sorted(self.by_site.items(), key=lambda item: -ORDER.index(item[1]["verdict"]))
         rows = [("site, by its worst coordinate", *columns)]
         for site, numbers in ordered[:SITES]:
-            rows.append((site, *(x if isinstance(x, str) else f"{x:.2f}" for x in numbers.values())))
+            rows.append((site, *(x if isinstance(x, str) else f"{x:z.2f}" for x in numbers.values())))
         left = len(ordered) - SITES
         return rows + [(f"{left} more in .by_site", *[""] * len(columns))] * (left > 0)
 
+    def plot(self, ax: Any = None, **options: Any) -> Any:
+        """
+        A picture of a :func:`~numpyro_sgmcmc.summary` with the data, or of the result of
+        :func:`~numpyro_sgmcmc.step_halving`, :func:`~numpyro_sgmcmc.couple` or :func:`~numpyro_sgmcmc.compare`.
+        Matplotlib is an extra: ``pip install "numpyro_sgmcmc[examples]"``.
+
+        :param ax: Matplotlib axes, two for a summary; None: those of a new figure.
+        :param options: ``of="mean"`` or ``of="sd"`` for the result of ``step_halving``.
+        :return: the axes.
+        :raises ImportError: if Matplotlib is not installed.
+        :raises ValueError: if there is no picture of this table.
+        """
+        # a picture needs other modules of this folder, which import this one
+        return import_module("numpyro_sgmcmc.diagnostics.pictures").picture_of(self, ax, **options)
+
     def _repr_html_(self) -> str:
-        tables = _html(self._rows) + (_html(self._rows_of_sites) if self.by_site else "")
-        advice = "".join(f"<li>{html.escape(f'{name}: {advice}')}</li>" for name, advice in self.advice)
-        title, note = html.escape(f"{self.title}: {self.verdict}"), html.escape(self.note)
-        return f"<b>{title}</b>{tables}<ul>{advice}</ul><p>{note}</p>"
+        return self._title + self._body
+
+    @property
+    def _body(self) -> str:
+        """What follows the title, as HTML."""
+        note = escape(self.note)
+        tables = html.table(self._rows) + (html.table(self._rows_of_sites) if self.by_site else "")
+        advice = "".join(f"<li>{escape(f'{name}: {advice}')}</li>" for name, advice in self.advice)
+        return f"{tables}{f'<ul>{advice}</ul>' * bool(advice)}{f'<p>{note}</p>' * bool(note)}"
+
+    @property
+    def _title(self) -> str:
+        return f"<b>{escape(f'{self.title}: {self.verdict}')}</b>"
 
 
 class Summary(Table):
@@ -118,10 +143,8 @@ class Summary(Table):
         return "\n".join([f"{self.title}: {self.verdict}", *map(_wrapped, told), *(line for line in rest if line)])
 
     def _repr_html_(self) -> str:
-        told = "".join(f"<tr>{_cell(verdict)}<td>{html.escape(text)}</td></tr>" for verdict, text in self._doubts)
-        title = html.escape(f"{self.title}: {self.verdict}")
-        shown = f"<b>{title}</b><table>{told}</table>{_html(self._in_short)}"
-        return f"{shown}<details><summary>all lines</summary>{super()._repr_html_()}</details>"
+        shown = self._title + (html.table(self._doubts) if self._doubts else "") + html.table(self._in_short)
+        return f"{shown}<details><summary>all lines</summary>{self._body}</details>"
 
     @property
     def _doubts(self) -> list[tuple[str, str]]:
@@ -141,15 +164,6 @@ class Summary(Table):
             parts = [text.format(self.lines[key].shown) for key, text in shown.items() if key in self.lines]
             rows += [(name, "; ".join(parts))] * bool(parts)
         return rows
-
-
-def _html(rows: list[tuple[str, ...]]) -> str:
-    return "<table>" + "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows) + "</table>"
-
-
-def _cell(text: str) -> str:
-    style = f' style="color:{COLOURS[text]}"' if text in COLOURS else ""
-    return f"<td{style}>{html.escape(text)}</td>"
 
 
 def _wrapped(text: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_sgmcmc.tuning.coordinates import Identity
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, score_limit
+from numpyro_sgmcmc.utils import html
 
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
 
@@ -94,9 +95,8 @@ class Settings(dict):
         }
 
     def _repr_html_(self) -> str:
-        """A table for notebooks, with the beginning of long values."""
-        shown = ((name, str(value)[:80].replace("&", "&amp;").replace("<", "&lt;")) for name, value in self.items())
-        return f"<table>{''.join(f'<tr><td>{name}</td><td>{text}</td></tr>' for name, text in shown)}</table>"
+        """A table for notebooks, with long values in short."""
+        return html.table((name, html.in_short(value)) for name, value in self.items())
 
 
 class WarmUp(NamedTuple):

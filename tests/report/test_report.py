@@ -4,6 +4,7 @@ from dataclasses import replace
 import pickle
 from typing import Any, NamedTuple
 import warnings
+from xml.etree import ElementTree
 
 import jax
 from jax import random
@@ -23,6 +24,7 @@ from numpyro_sgmcmc.report.report_hook import report
 from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.statistics import beyond_chance, still_falling, sure_error
 from numpyro_sgmcmc.types import Plate
+from numpyro_sgmcmc.utils import html
 
 METHODS = {"parallel": "parallel", "vectorized": "vectorized", "jax.vmap": jax.vmap, "sequential": "sequential"}
 N = 2000
@@ -543,9 +545,10 @@ def test_no_function_calls_right_what_another_calls_wrong(fault, chosen, monkeyp
 
 
 def test_settings_in_a_notebook(chosen):
-    shown = settings(chosen)._repr_html_()
-    assert "<td>steps_per_sample</td><td>4</td>" in shown and "<td>right</td>" in shown
-    assert "<td>coordinates</td>" in shown and len(shown) < 2000
+    table = ElementTree.fromstring(settings(chosen)._repr_html_())
+    shown = {row[0].text: row[1].text for row in table.iter("tr")}
+    assert shown["steps_per_sample"] == "4" and shown["verdict"] == "right" and shown.keys() == settings(chosen).keys()
+    assert shown["coordinates"].startswith("Coordinates: center ") and max(map(len, shown.values())) <= html.LENGTH
 
 
 def test_settings_of_a_warm_up_alone():

@@ -1,5 +1,6 @@
 """Pictures: what they show is what the diagnostics say, on the axes that they are given."""
 
+import sys
 import warnings
 
 from jax import random
@@ -10,15 +11,8 @@ import numpy as np
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_sgmcmc import MSGNHT, compare, couple, step_halving, summary
-from numpyro_sgmcmc.contrib.pictures import (
-    plot_compare,
-    plot_coupling,
-    plot_noise_spectrum,
-    plot_step_halving,
-    plot_temperatures,
-    plot_trace,
-)
+from numpyro_sgmcmc import MSGNHT, compare, couple, kernel_stein_discrepancy, step_halving, summary
+from numpyro_sgmcmc.diagnostics.pictures import plot_noise_spectrum, plot_trace
 
 matplotlib.use("Agg")
 X = models.ROWS.astype(np.float32)
@@ -42,18 +36,12 @@ def closed():
 
 @pytest.mark.slow
 def test_on_the_axes_that_are_given(mcmc):
-    halved, pair = step_halving(mcmc, random.key(1), X), couple(mcmc, random.key(1), X)
     draws = mcmc.get_samples(group_by_chain=True)
-    for plot, found in (
-        (plot_step_halving, halved),
-        (plot_temperatures, summary(mcmc, X)),
-        (plot_coupling, pair),
-        (plot_compare, compare(mcmc, draws)),
-    ):
+    for found in (step_halving(mcmc, random.key(1), X), couple(mcmc, random.key(1), X), compare(mcmc, draws)):
         _, ax = plt.subplots()
-        assert plot(found, ax) is ax
+        assert found.plot(ax) is ax
         assert ax.get_xlabel() and (ax.lines or ax.collections)
-        assert plot(found).figure is not ax.figure
+        assert found.plot().figure is not ax.figure
     _, ax = plt.subplots()
     assert plot_noise_spectrum(mcmc, X, ax=ax, pairs=50) is ax
 
@@ -61,12 +49,8 @@ def test_on_the_axes_that_are_given(mcmc):
 @pytest.mark.slow
 def test_what_is_drawn(mcmc):
     halved = step_halving(mcmc, random.key(1), X)
-    ax = plot_step_halving(halved)
+    ax = halved.plot()
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [0, halved["mu"]["sd_change"]])
-    found = summary(mcmc, X)
-    shown = plot_temperatures(found).collections[0].get_offsets()[:, 0]
-    kinetic, by_site = found["kinetic_temperature"]["value"], found["configurational_temperature"]["by_site"]
-    np.testing.assert_allclose(sorted(shown), sorted([by_site["mu"], kinetic]))
     variance = 24**2 * X.var() * (1 / 6 - 1 / 24) * 24 / 23
     top = plot_noise_spectrum(mcmc).lines[0].get_ydata()
     assert abs(top[0] / (variance * np.asarray(mcmc.get_samples()["mu"]).var()) - 1) < 0.4
@@ -75,17 +59,36 @@ def test_what_is_drawn(mcmc):
     np.testing.assert_allclose(axes[0].lines[1].get_ydata(), mcmc.get_samples(group_by_chain=True)["mu"][1])
 
 
-def test_errors(mcmc):
+def test_the_picture_of_a_summary_has_the_intervals_of_its_checks(mcmc):
+    found = summary(mcmc, X)
+    _, axes = plt.subplots(1, 2)
+    assert found.plot(axes) is axes
+    for ax, key in zip(axes, ("score", "virial")):
+        of, bars = found[key]["by_site"]["mu"], ax.containers[0]
+        (ends,) = (line.get_segments() for line in bars.lines[2])
+        low, high = ends[0][:, 0]
+        assert (low + high) / 2 == pytest.approx(of["effect"])
+        assert (high - low) / 2 == pytest.approx(of["bound_z"] * of["effect_error"])
+        assert ax.patches[0].get_width() == pytest.approx(2 * 0.1)  # what matters: 0.1 sd, 10 %
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["mu"]
+
+
+def test_errors(mcmc, monkeypatch):
     with pytest.raises(ValueError, match="must be a latent site of the run: 'mu'"):
         plot_trace(mcmc, "sigma")
-    with pytest.raises(ValueError, match="Give summary the data"):
-        plot_temperatures(summary(mcmc))
-    with pytest.raises(ValueError, match="of='median'"):
-        plot_step_halving(compare(mcmc, mcmc), of="median")
     with pytest.raises(ValueError, match="site=.'mu'. must be a latent site"):
         plot_trace(mcmc, ["mu"])
-    for plot in (plot_step_halving, plot_coupling):
-        with pytest.raises(TypeError, match="found= must be the result of"):
-            plot(compare(mcmc, mcmc))
-    with pytest.raises(TypeError, match="found= must be the result of compare.*not another MCMC"):
-        plot_compare(mcmc)
+    with pytest.raises(ValueError, match="Give summary the data"):
+        summary(mcmc).plot()
+    with pytest.raises(ValueError, match="there is no picture of 'Distance of the draws.*Those of summary"):
+        kernel_stein_discrepancy(mcmc, X).plot()
+    found = compare(mcmc, mcmc)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # as if it were not installed
+    with pytest.raises(ImportError, match=r"plots need matplotlib: pip install .numpyro_sgmcmc\[examples\]"):
+        found.plot()
+
+
+@pytest.mark.slow
+def test_what_of_a_step_halving(mcmc):
+    with pytest.raises(ValueError, match="of='median'"):
+        step_halving(mcmc, random.key(1), X).plot(of="median")
