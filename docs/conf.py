@@ -18,7 +18,7 @@ import numpyro_sgmcmc
 from numpyro_sgmcmc import __version__
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = {"extend", "howto", "local"}  # pages whose code runs as printed
+PROGRAMS = {"extend", "howto", "local", "neighbours"}  # pages whose code runs as printed
 
 project = "numpyro_sgmcmc"
 author = copyright = "the authors of numpyro_sgmcmc"

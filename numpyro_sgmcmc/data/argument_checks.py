@@ -51,25 +51,46 @@ def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> No
         raise ValueError(
             f"{sparse[0]} is a sparse BCSR matrix, which JAX cannot index by rows. {SPARSE_ROWS} {failure}"
         ) from error
-    odd = not_an_array(args, kwargs)
+    odd = _odd(args, kwargs)
     if odd:
         raise ValueError(
-            f"{odd}, which cannot be indexed by the rows of a minibatch. Pass an array of numbers: np.asarray(x) for a "
-            "list, x.to_numpy(float) for a column of a data frame, x.toarray() for a sparse matrix, "
-            f"np.unique(x, return_inverse=True)[1] for labels. {failure}"
+            f"{odd[0]}, which cannot be indexed by the rows of a minibatch. Pass {_remedy(odd[1])}. {failure}"
         ) from error
 
 
 def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> str:
     """The first argument that is a list of numbers, of a data frame, a sparse matrix or a non-numeric array."""
+    return (_odd(args, kwargs) or ("", None))[0]
+
+
+def _odd(args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """What :func:`not_an_array` says, and the argument."""
     for name, arg in _named(args, kwargs):
         if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
-            return f"{name} is an array of dtype {arg.dtype}"
+            return f"{name} is an array of dtype {arg.dtype}", arg
         numbers = int, float, str, np.generic
         plain = isinstance(arg, (list, tuple)) and any(isinstance(x, numbers) for x in jax.tree.leaves(arg))
-        if plain or type(arg).__module__.partition(".")[0] in ("pandas", "polars", "scipy"):
-            return f"{name} is a {type(arg).__name__}"
-    return ""
+        if plain or _home(arg) in ("pandas", "polars", "scipy"):
+            return f"{name} is a {type(arg).__name__}", arg
+    return None
+
+
+def _remedy(arg: Any) -> str:
+    """What to pass in place of an argument that is no array of numbers."""
+    if _home(arg) == "scipy":
+        return f"x.toarray() if it fits in memory. {SPARSE_ROWS[:-1]}"
+    kind = np.asarray(arg).dtype.kind
+    if kind in "mM":
+        return "numbers in place of dates: (x - x.min()) // np.timedelta64(7, 'D') for weeks"
+    if kind in "biufc":
+        return "np.asarray(x)"
+    if np.ndim(arg) > 1:
+        return "its columns of numbers as an array, x[[...]].to_numpy(float), and labels apart, as codes"
+    return "codes from 0 for labels, np.unique(x, return_inverse=True)[1], or np.asarray(x, float) for numbers"
+
+
+def _home(arg: Any) -> str:
+    return type(arg).__module__.partition(".")[0]
 
 
 def _batches(args: tuple, kwargs: Mapping[str, Any], failure: str) -> str:

@@ -10,7 +10,9 @@ import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, init_to_value
+import pandas as pd
 import pytest
+import scipy.sparse
 
 from numpyro_sgmcmc import (
     MSGNHT,
@@ -219,15 +221,20 @@ def test_a_column_beside_a_vector_is_refused():
 
 
 @pytest.mark.parametrize(
-    "data, what",
+    "data, what, remedy",
     [
-        (Y.tolist(), "argument 1 is a list"),
-        (Y.astype(object), "argument 1 is an array of dtype object"),
-        (np.array(["a"] * N), "argument 1 is an array of dtype <U1"),
+        (Y.tolist(), "a list", r"np.asarray\(x\)\."),
+        (Y.astype(object), "an array of dtype object", "np.asarray.x, float"),
+        (np.array(["a"] * N), "an array of dtype <U1", "np.unique"),
+        (np.datetime64("2024-01-01") + np.arange(N), "an array of dtype datetime64", "timedelta64.7, 'D'"),
+        (pd.Series(Y), "a Series", r"np.asarray\(x\)\."),
+        (pd.Series(["a"] * N, dtype="category"), "a Series", "np.unique"),
+        (pd.DataFrame({"y": Y, "label": "a"}), "a DataFrame", "columns of numbers"),
+        (scipy.sparse.csr_array(Y[:, None]), "a csr_array", "x.toarray"),
     ],
 )
-def test_data_that_are_no_array_of_numbers(data, what):
-    with pytest.raises(ValueError, match=f"{what}.*np.asarray"):
+def test_data_that_are_no_array_of_numbers(data, what, remedy):
+    with pytest.raises(ValueError, match=f"^argument 1 is {what}.* Pass .*{remedy}.*The failure was"):
         start(good, data=data)
 
 
