@@ -6,7 +6,9 @@ each element,
     k_j = \frac{\partial^2}{\partial a_j^2} (U + \log p(a_j \mid m_j, s_j)),
 
 where k is the curvature of everything but the element's own prior. For normal models it makes the element nearly
-independent of m and s (Papaspiliopoulos, Roberts & Sköld 2007).
+independent of m and s (Papaspiliopoulos, Roberts & Sköld 2007). For a vector a = m + R e it is the share in the
+precision of :math:`e_i`, :math:`\kappa_i / (\kappa_i + 1)` with :math:`\kappa_i = \sum_j R_{ji}^2 k_j`
+(:mod:`~numpyro_sgmcmc.model.multivariate`).
 
 In the centred form the width of an element is :math:`(k_j + s_j^{-2})^{-1/2}`. If log s changes by its standard
 deviation, for which the elements alone give :math:`\sigma = (1 + 2 \sum_j \lambda_j^2)^{-1/2}`, this width changes by
