@@ -407,7 +407,7 @@ FAULTS = [
           "test_potential test_posterior:constrained"),
     Fault("centring: the Jacobian left out", "handlers", 'numpyro.factor(f"_{name}_log_det"',
           'callable(transforms) or numpyro.factor(f"_{name}_log_det"', "test_centering:law"),
-    Fault("centring: shares swapped", "centering", "jnp.where(self.mask, share, 1)", "jnp.where(self.mask, 1 - share, 1)",
+    Fault("centring: shares swapped", "centering", "(self.mask, share, 1)", "(self.mask, 1 - share, 1)",
           "test_centering:non_centred"),
     Fault("centring: the precision of the prior", "centering", "self.scale**2 * curvature", "self.scale * curvature",
           "test_centering:data"),
