@@ -162,7 +162,7 @@ def _outline_of_all_rows(
         if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it calls __jax_array__
             raise asks_for_all(*by_row) from error
         raise
-    except (TypeError, AttributeError, NotImplementedError) as error:
+    except (TypeError, AttributeError, IndexError, NotImplementedError) as error:
         check_arrays(args, kwargs, error)
         if not isinstance(error, jax.errors.TracerArrayConversionError):
             raise

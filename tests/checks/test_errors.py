@@ -238,6 +238,17 @@ def test_data_that_are_no_array_of_numbers(data, what, remedy):
         start(good, data=data)
 
 
+def test_a_series_of_codes_that_no_row_indexes():
+    def groups(codes):
+        with numpyro.plate("groups", 3):
+            a = numpyro.sample("a", dist.Normal(0, 1))
+        with numpyro.plate("N", N) as rows:
+            numpyro.sample("y", dist.Normal(a[codes], 1), obs=jnp.asarray(Y)[rows])
+
+    with pytest.raises(ValueError, match=r"^argument 1 is a Series.* Pass np.asarray\(x\)\..*IndexError"):
+        start(groups, pd.Series(np.arange(N) % 3))
+
+
 class Loader:
     """A loader of batches, which is neither an array nor a generator."""
 
