@@ -25,7 +25,7 @@ from numpyro.distributions.transforms import AffineTransform, ComposeTransform, 
 
 from numpyro_sgmcmc.model.dataflow import Fact, follow
 from numpyro_sgmcmc.model.handlers import Transforms, given_transform
-from numpyro_sgmcmc.model.multivariate import Multivariate, multivariate
+from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.types import Sites
@@ -64,23 +64,22 @@ class LocationScale(NamedTuple):
 
 def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
     """The form of a distribution; None if it has none."""
-    return location_scale(fn) or multivariate(fn)
-
-
-def location_scale(fn: Distribution) -> LocationScale | None:
-    """The form of a distribution whose elements are independent; None if it has none."""
     if type(fn) in FAMILIES:
         return LocationScale(fn.loc, fn.scale)  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(fn, dist.MultivariateNormal | dist.MultivariateStudentT):
+        return Multivariate(fn.loc, fn.scale_tril)
     if not isinstance(
         fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution, dist.TransformedDistribution)
     ):
         return None
-    form = location_scale(fn.base_dist)
+    form = form_of(fn.base_dist)
     if form is None or isinstance(fn, (dist.ExpandedDistribution, dist.Independent)):
         return form
     if isinstance(fn, dist.MaskedDistribution):
         mask = jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * len(fn.event_shape))
         return form._replace(mask=form.mask & mask)
+    if isinstance(form, Multivariate):
+        return None
     for transform in fn.transforms:
         if transform.domain.event_dim or transform.codomain.event_dim:
             return None

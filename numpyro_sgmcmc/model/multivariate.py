@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-import numpyro.distributions as dist
-from numpyro.distributions import Distribution, constraints
+from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
 WRITTEN_OUT = 8  # coordinates of a system that is solved without LAPACK, which is called once for each group
@@ -32,7 +31,7 @@ class Multivariate(NamedTuple):
 
     - **loc** - shape ``(..., n)``.
     - **scale** - R, lower triangular, shape ``(..., n, n)``.
-    - **mask** - which of the vectors have a density.
+    - **mask** - which of the elements have a density.
     """
 
     loc: Any
@@ -41,7 +40,7 @@ class Multivariate(NamedTuple):
 
     def transform(self, share: jax.Array) -> Transform:
         """From the partially centred variable to the value of the site; ``share`` is lambda."""
-        return _FromCentred(self.loc, self.scale, jnp.where(jnp.asarray(self.mask)[..., None], share, 1))
+        return _FromCentred(self.loc, self.scale, jnp.where(self.mask, share, 1))
 
     def scaled(self, factor: jax.Array) -> "Multivariate":
         """The form of a times a positive factor for each element."""
@@ -50,19 +49,6 @@ class Multivariate(NamedTuple):
     def standardised(self, curvature: jax.Array) -> jax.Array:
         r"""The curvature along each :math:`e_i` if it has this diagonal in a: :math:`\sum_j R_{ji}^2 k_j`."""
         return jnp.einsum("...ji,...j->...i", self.scale**2, curvature)
-
-
-def multivariate(fn: Distribution) -> Multivariate | None:
-    """The form of a distribution; None if it has none."""
-    if isinstance(fn, dist.MultivariateNormal | dist.MultivariateStudentT):
-        return Multivariate(fn.loc, fn.scale_tril)
-    if isinstance(fn, dist.ExpandedDistribution | dist.Independent):
-        return multivariate(fn.base_dist)
-    if isinstance(fn, dist.MaskedDistribution):
-        form = multivariate(fn.base_dist)
-        mask = jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * (len(fn.event_shape) - 1))
-        return form and form._replace(mask=form.mask & mask)
-    return None
 
 
 class _FromCentred(Transform):
@@ -82,15 +68,16 @@ class _FromCentred(Transform):
         diagonal = (self._diagonal**self.share)[..., None] * jnp.eye(self.scale.shape[-1])
         return self.share[..., None] * jnp.tril(self.scale, -1) + diagonal
 
-    def _difference(self, e: jax.Array) -> jax.Array:
+    def _difference(self, mixed: jax.Array, e: jax.Array) -> jax.Array:
         """a minus the variable that is sampled."""
-        return (1 - self.share) * self.loc + jnp.einsum("...ij,...j->...i", self.scale - self._mixed, e)
+        return (1 - self.share) * self.loc + jnp.einsum("...ij,...j->...i", self.scale - mixed, e)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x + self._difference(_solved(self._mixed, x - self.share * self.loc))
+        mixed = self._mixed
+        return x + self._difference(mixed, _solved(mixed, x - self.share * self.loc))
 
     def _inverse(self, y: jax.Array) -> jax.Array:
-        return y - self._difference(_solved(self.scale, y - self.loc))
+        return y - self._difference(self._mixed, _solved(self.scale, y - self.loc))
 
     def log_abs_det_jacobian(self, x: jax.Array, y: jax.Array, intermediates: Any = None) -> jax.Array:
         log_det = jnp.sum((1 - self.share) * jnp.log(self._diagonal), -1)
