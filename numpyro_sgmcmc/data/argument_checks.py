@@ -51,20 +51,19 @@ def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> No
         raise ValueError(
             f"{sparse[0]} is a sparse BCSR matrix, which JAX cannot index by rows. {SPARSE_ROWS} {failure}"
         ) from error
-    odd = _odd(args, kwargs)
+    odd = not_an_array(args, kwargs)
     if odd:
+        what, arg = odd
         raise ValueError(
-            f"{odd[0]}, which cannot be indexed by the rows of a minibatch. Pass {_remedy(odd[1])}. {failure}"
+            f"{what}, which cannot be indexed by the rows of a minibatch. Pass {_remedy(arg)}. {failure}"
         ) from error
 
 
-def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """The first argument that is a list of numbers, of a data frame, a sparse matrix or a non-numeric array."""
-    return (_odd(args, kwargs) or ("", None))[0]
-
-
-def _odd(args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """What :func:`not_an_array` says, and the argument."""
+def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """
+    The first argument that is a list of numbers, of a data frame, a sparse matrix or a non-numeric array: what is said
+    of it, and the argument.
+    """
     for name, arg in _named(args, kwargs):
         if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
             return f"{name} is an array of dtype {arg.dtype}", arg

@@ -312,4 +312,4 @@ def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:
     if not mark or np.any(marks.data_changed) or np.all((marks.fingerprint == mark) | (marks.fingerprint == 0)):
         return None
     odd = not_an_array(*given)
-    return f": {odd}" if odd else ""
+    return f": {odd[0]}" if odd else ""
