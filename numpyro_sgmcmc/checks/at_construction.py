@@ -87,9 +87,7 @@ def check_can_be_chosen(dynamics: Dynamics, keeps_values: bool) -> None:
 
 
 def check_center(gradient: Any, tuned: bool) -> None:
-    """
-    :raises ValueError: for an estimator without a centre, in a kernel whose warm-up does not choose one.
-    """
+    """Raises a ValueError for an estimator without a centre, in a kernel whose warm-up does not choose one."""
     if not tuned and getattr(gradient, "shared", False):
         raise ValueError(
             f"{type(gradient).__name__}() has no center. The warm-up chooses one only if it also chooses the step "
@@ -98,9 +96,7 @@ def check_center(gradient: Any, tuned: bool) -> None:
 
 
 def check_independent(rows: RowScheme, integrator: Any) -> None:
-    """
-    :raises ValueError: for batches that depend on each other, with a word that assumes white gradient noise.
-    """
+    """Raises a ValueError for batches that depend on each other, with a word that assumes white gradient noise."""
     if not getattr(rows, "independent", False):
         raise ValueError(
             f"rows={getattr(rows, 'scheme', rows)!r} gives batches whose errors partly cancel, but {integrator!r} "
@@ -110,9 +106,7 @@ def check_independent(rows: RowScheme, integrator: Any) -> None:
 
 
 def check_undecided(rows: RowScheme, chosen: bool) -> None:
-    """
-    :raises ValueError: for a scheme that leaves a choice to a warm-up that makes none.
-    """
+    """Raises a ValueError for a scheme that leaves a choice to a warm-up that makes none."""
     if is_undecided(rows) and not chosen:
         raise ValueError(
             f"rows={rows!r} leaves a choice to the warm-up, which makes it only if it also chooses the step size. "
@@ -121,9 +115,7 @@ def check_undecided(rows: RowScheme, chosen: bool) -> None:
 
 
 def check_can_be_quiet(dynamics: Dynamics, integrator: Any) -> None:
-    """
-    :raises ValueError: for noise that cannot be left out, or a thermostat that would compensate for its absence.
-    """
+    """Raises a ValueError for noise that cannot be left out, or a thermostat that would compensate for its absence."""
     flows = [integrator.flows[letter] for letter in getattr(integrator, "word", "")]
     if not flows or any(flow.needs_key for flow in flows) or isinstance(dynamics, Thermostatted):
         raise ValueError(
@@ -143,9 +135,7 @@ def checked_init_strategy(init_strategy: Any) -> Any:
 
 
 def check_previous(gradient: GradientEstimator, integrator: Any) -> None:
-    """
-    :raises ValueError: for a kernel that cannot keep local values from visit to visit.
-    """
+    """Raises a ValueError for a kernel that cannot keep local values from visit to visit."""
     if integrator.needs_variance:
         raise ValueError(
             f"{PREVIOUS} but {integrator!r} assumes that the gradient noise is white, while the noise of kept values "

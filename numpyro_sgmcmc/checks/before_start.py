@@ -61,9 +61,7 @@ def warn_before_run(potential: ModelPotential, rows: RowScheme) -> None:
 
 
 def check_not_mapped(rng_key: Any) -> None:
-    """
-    :raises ValueError: for chains mapped by ``jax.vmap``, which would repeat the search in every transition.
-    """
+    """Raises a ValueError for chains mapped by ``jax.vmap``, which would repeat the search in every transition."""
     if is_mapped(rng_key):
         raise ValueError(
             "step_size= is missing, and with jax.vmap over chains the search for it would be repeated in every "
@@ -92,9 +90,7 @@ def check_settings_fit(known: Settings | None, dense_mass: Any, prototype: Mappi
 
 
 def check_fits(dynamics: Dynamics, gradient: GradientEstimator, potential: ModelPotential, num_chains: int) -> None:
-    """
-    :raises ValueError: for parts of a kernel that do not fit the model.
-    """
+    """Raises a ValueError for parts of a kernel that do not fit the model."""
     prototype = potential.prototype
     inverse_mass = getattr(dynamics, "inverse_mass_matrix", None)
     if isinstance(inverse_mass, Mapping):
@@ -128,9 +124,7 @@ def check_init_params(init_params: Any, potential: ModelPotential, batched: bool
 
 
 def check_init_strategy(init_strategy: Any, potential: ModelPotential) -> None:
-    """
-    :raises ValueError: for an ``init_to_value`` that names a local site, whose value would not be used.
-    """
+    """Raises a ValueError for an ``init_to_value`` that names a local site, whose value would not be used."""
     if getattr(init_strategy, "func", None) is init_to_value:
         _check_not_local("init_strategy=init_to_value", init_strategy.keywords.get("values", {}), potential)
 

@@ -29,9 +29,7 @@ def sparse_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """
-    :raises ValueError: for a generator or another iterator, which JAX does not accept among arguments.
-    """
+    """Raises a ValueError for a generator or another iterator, which JAX does not accept among arguments."""
     for name, arg in _named(args, kwargs):
         if hasattr(arg, "__next__"):
             raise ValueError(f"{name} is a {type(arg).__name__}{_WHOLE_DATA}")

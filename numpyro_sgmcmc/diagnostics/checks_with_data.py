@@ -24,9 +24,7 @@ from numpyro_sgmcmc.report.run_verdict import mean_in_words, power_in_words, var
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
-from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
-
-MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
+from numpyro_sgmcmc.utils.significance import MEAN, VARIANCE, graded, worst
 
 REFUTED = 0.5  # the share of a prediction which the draws would have to show at least
 OTHER = "Use jax_enable_x64"

@@ -17,6 +17,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.table import Table
+from numpyro_sgmcmc.diagnostics.table_pictures import comparison_picture
 from numpyro_sgmcmc.report.check import UNCERTAIN, Line
 from numpyro_sgmcmc.report.run_checks import MIXED
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, r_hat, standard_error
@@ -26,11 +27,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15), "quantile": (0.15, 0.4)}  # doubtful, wrong
 
 
-class Comparison(Table):
-    """The result of :func:`compare`."""
-
-
-def compare(idata: Any, reference: Any) -> Comparison:
+def compare(idata: Any, reference: Any) -> Table:
     """
     Differences of means, standard deviations and quantiles from a reference, in units of its standard deviation, with
     the Monte Carlo errors of both sides. A site is ``wrong`` or ``doubtful`` if a difference is significant and exceeds
@@ -85,7 +82,7 @@ def compare(idata: Any, reference: Any) -> Comparison:
     alone = sorted(set(ours) ^ set(theirs))
     read = (f"{side}: {'{} x {}'.format(*draws[common[0]].shape)} draws" for side, draws in sides)
     note = "; ".join(read) + "." + (f" Only on one side: {', '.join(alone)}." if alone else "")
-    return Comparison("Errors in sds of the reference", lines, note)
+    return Table("Errors in sds of the reference", lines, note, picture=comparison_picture)
 
 
 def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:

@@ -56,9 +56,7 @@ def with_changes(run: Run, *, step: float = 1.0, longer: int = 1, batch: int = 1
 
 
 def last_step(run: Run) -> float:
-    """
-    :raises ValueError: for a schedule that has ended at 0.
-    """
+    """Raises a ValueError for a schedule that has ended at 0."""
     h = float(np.asarray(run.states[0].step_size))
     if not h > 0:
         raise ValueError(

@@ -28,6 +28,7 @@ from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, with_ch
 from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws, coordinate_names
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
 from numpyro_sgmcmc.diagnostics.table import Table
+from numpyro_sgmcmc.diagnostics.table_pictures import coupling_picture
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
@@ -200,7 +201,7 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
             f"minibatch noise moves the draws by up to so many sds. Use {remedy}",
             {"bound": by_site[site], "lower": lower_by_site[site]},
         )
-    found = Coupled("Distance to the draws with exact gradients, in sds", lines)
+    found = Coupled("Distance to the draws with exact gradients, in sds", lines, picture=coupling_picture)
     found.bound, found.lower, found.joint = by_site, lower_by_site, joint
     found.trace = np.sqrt(((x - y) ** 2).sum(-1))
     return found

@@ -11,9 +11,7 @@ from numpyro_sgmcmc.types import Thermostatted
 
 
 def run_facts(run: Run, seconds: float | None) -> dict[str, Line]:
-    """
-    :param seconds: duration of the run, if it is known.
-    """
+    """``seconds``: duration of the run, if it is known."""
     kernel, chains, kept, steps = run.kernel, run.mcmc.num_chains, run.draws_of_a_chain, float(run.steps.max())
     lines = {
         "draws": Line(chains * kept, f"{chains} x {kept}"),

@@ -25,6 +25,7 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, last_step, with_changes
 from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
 from numpyro_sgmcmc.diagnostics.table import Table, plain
+from numpyro_sgmcmc.diagnostics.table_pictures import halving_picture
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.schedules import Constant
@@ -36,10 +37,6 @@ TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
 UNCERTAIN = 0.1  # a larger standard error of the bias is too large for a verdict
 
 
-class Halved(Table):
-    """The result of :func:`step_halving`."""
-
-
 def step_halving(
     mcmc: MCMC,
     rng_key: jax.Array,
@@ -48,7 +45,7 @@ def step_halving(
     num_samples: int | None = None,
     num_warmup: int | None = None,
     **model_kwargs: Any,
-) -> Halved:
+) -> Table:
     r"""
     Estimates the bias from the step size or the minibatches, by continuing the chains at h, and at h / 2 with twice the
     steps per draw.
@@ -120,7 +117,7 @@ def step_halving(
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
         note += f" The step size changes during the run; this is the bias at its last value, {plain(last_step(run))}."
-    return Halved(f"The change by {what}", lines, note)
+    return Table(f"The change by {what}", lines, note, picture=halving_picture)
 
 
 def order(kernel: SGMCMC, minibatched: bool) -> int:

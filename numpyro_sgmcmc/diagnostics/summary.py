@@ -34,6 +34,7 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.run_facts import run_facts
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.diagnostics.table_pictures import summary_picture
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
 from numpyro_sgmcmc.utils.monte_carlo import r_hat
@@ -110,7 +111,7 @@ def summary(
         )
         note = f"These lines do not detect every bias. {more}"
         lines["power"] = _power(kept)
-        return Summary("Verdict", lines, note, checked=_is_checked(run, kept))
+        return Summary("Verdict", lines, note, checked=_is_checked(run, kept), picture=summary_picture)
     key_scores, key_pairs, key_local = random.split(run.key, 3)
     found = gradients(run, draws, key_scores)
     normal = np.isfinite(found.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
@@ -118,7 +119,7 @@ def summary(
     lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data) | power(data)
     if normal:
         lines |= local_lines(run, draws, key_local)
-    return Summary("Verdict", lines, by_site=numbers_by_site(lines))
+    return Summary("Verdict", lines, by_site=numbers_by_site(lines), picture=summary_picture)
 
 
 def _kept(run: Run, draws: Draws) -> Kept:

@@ -1,8 +1,7 @@
 """Tables of verdicts: text in a terminal, HTML in a notebook, a mapping for programs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
-from importlib import import_module
 import textwrap
 from typing import Any
 
@@ -34,6 +33,7 @@ class Table(Mapping):
     :param note: text after the table.
     :param by_site: site -> a dict of numbers, with a ``verdict``.
     :param bool checked: False if the run is too short for a verdict on what seems right.
+    :param picture: what :meth:`plot` calls with this table, axes and options; None: there is no picture.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class Table(Mapping):
         note: str = "",
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
         checked: bool = True,
+        picture: Callable | None = None,
     ):
-        self.title, self.lines, self.note, self.checked = title, dict(lines), note, checked
+        self.title, self.lines, self.note, self.checked, self.picture = title, dict(lines), note, checked, picture
         self.by_site = {site: dict(numbers) for site, numbers in (by_site or {}).items()}
 
     @property
@@ -112,8 +113,12 @@ class Table(Mapping):
         :raises ImportError: if Matplotlib is not installed.
         :raises ValueError: if there is no picture of this table.
         """
-        # a picture needs other modules of this folder, which import this one
-        return import_module("numpyro_sgmcmc.diagnostics.pictures").picture_of(self, ax, **options)
+        if self.picture is None:
+            raise ValueError(
+                f"there is no picture of {self.title!r}. Those of summary, step_halving, couple and compare can be "
+                "drawn."
+            )
+        return self.picture(self, ax, **options)
 
     def _repr_html_(self) -> str:
         return self._title + self._body

@@ -16,9 +16,7 @@ LARGEST = 2**26  # more numbers than these stay narrow, because a wide copy woul
 
 
 def widened(model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any], tuple[str, ...]]:
-    """
-    :return: the arguments, with narrow arrays replaced by wide ones, and the names of these.
-    """
+    """The arguments, with narrow arrays replaced by wide ones, and the names of these."""
     names = tuple(name for name, leaf in named_leaves(model_args, model_kwargs) if _is_narrow(leaf))
     wide = jax.tree.map(lambda leaf: _wide(leaf) if _is_narrow(leaf) else leaf, (model_args, dict(model_kwargs)))
     return *wide, names

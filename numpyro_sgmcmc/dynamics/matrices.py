@@ -80,9 +80,7 @@ class Layout:
         return name + (f"[{', '.join(str(int(k)) for k in index)}]" if shape else "")
 
     def place(self, what: str, name: Any) -> slice:
-        """
-        :raises ValueError: if there is no variable with this name.
-        """
+        """Raises a ValueError if there is no variable with this name."""
         if name not in self.places:
             known = ", ".join(repr(place) for place, s in self.places.items() if s.stop > s.start)
             raise ValueError(f"{what} has a block for {name!r}; the variables are {known}.")

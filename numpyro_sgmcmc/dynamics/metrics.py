@@ -140,11 +140,7 @@ class OfPosition:
 
 
 def plain(value: Any, phase: Phase) -> jax.Array:
-    """
-    A metric as a scalar, a diagonal or a matrix over the raveled z.
-
-    :raises ValueError: if it is none of these.
-    """
+    """A metric as a scalar, a diagonal or a matrix over the raveled z. Raises a ValueError if it is none of these."""
     layout = Layout(Phase(phase.z))
     matrix = Matrix("metric", value, layout)
     if matrix.map is not None:

@@ -141,9 +141,7 @@ STEP_SIZE_IS_GIVEN = (
 
 
 def preconditioned(base: Any, memory: float, damping: float) -> Preconditioned:
-    """
-    :raises ValueError: if an argument is wrong; the message names it.
-    """
+    """Raises a ValueError if an argument is wrong; the message names it."""
     if not (isinstance(memory, (int, float)) and 0 <= memory < 1):
         raise ValueError(f"memory={memory!r} must be a number in [0, 1): 0.99 averages over 100 steps.")
     if not (isinstance(damping, (int, float)) and math.isfinite(damping) and damping > 0):

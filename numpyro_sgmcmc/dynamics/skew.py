@@ -58,9 +58,7 @@ class Skew:
         return unravel((vectors @ (phases * (vectors.conj().T @ flat))).real)
 
     def check(self, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-        """
-        :raises ValueError: if the model has another number of coordinates.
-        """
+        """Raises a ValueError if the model has another number of coordinates."""
         d = sum(site.size for site in prototype.values())
         if len(self.matrix) != d:
             raise ValueError(

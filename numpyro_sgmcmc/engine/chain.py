@@ -186,11 +186,7 @@ class Chain:
         )
 
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
-        """
-        Whether a step is not refused.
-
-        :param finite: whether it has ended in finite values.
-        """
+        """Whether a step is not refused. ``finite``: whether it has ended in finite values."""
         return finite
 
     def with_falls(

@@ -17,9 +17,7 @@ from numpyro_sgmcmc.utils.significance import worst
 
 
 def check_mcmc(mcmc: Any, caller: str) -> None:
-    """
-    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
-    """
+    """Raises a TypeError if it is not an :class:`~numpyro.infer.MCMC`."""
     if not isinstance(mcmc, MCMC):
         raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
 

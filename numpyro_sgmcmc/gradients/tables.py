@@ -191,11 +191,7 @@ def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
 
 
 def check_options(name: str, argument: str, form: str | None, predictor: Any, chunk_size: Any, memory: Any) -> None:
-    """
-    Checks the options of estimators with tables.
-
-    :raises ValueError: for an option that does not fit.
-    """
+    """Checks the options of estimators with tables. Raises a ValueError for an option that does not fit."""
     checked_share(f"{name}(memory)", memory)
     if chunk_size is not None:
         checked_count(f"{name}(chunk_size)", chunk_size)

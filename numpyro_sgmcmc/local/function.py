@@ -103,9 +103,7 @@ class LocalFunction:
 
 
 def checked_local(local: Any) -> Any:
-    """
-    :raises ValueError: if it is neither a function nor an object with a method ``draw``.
-    """
+    """Raises a ValueError if it is neither a function nor an object with a method ``draw``."""
     if isinstance(local, type) or not callable(getattr(local, "draw", local)):
         raise ValueError(
             f"local={local!r} must be a function (rng_key, local_sites, global_sites, rows, *model_args) -> "

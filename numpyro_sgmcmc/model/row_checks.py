@@ -40,9 +40,7 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
 
 
 def check_sparse(cut: Structure, plates: Mapping[str, Plate], args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """
-    :raises ValueError: for a sparse matrix of which each row of a minibatch is looked up among all its elements.
-    """
+    """Raises a ValueError for a sparse matrix of which each row of a minibatch is looked up among all its elements."""
     for name in sparse_arguments(args, kwargs):
         for use in cut.whole:
             if use.argument.startswith(name) and use.depends & plates.keys():
@@ -53,9 +51,7 @@ def check_sparse(cut: Structure, plates: Mapping[str, Plate], args: tuple, kwarg
 
 
 def check_observations(structure: Structure) -> None:
-    """
-    :raises ValueError: for an observed site whose values and distribution are combined each with each.
-    """
+    """Raises a ValueError for an observed site whose values and distribution are combined each with each."""
     for name, site in structure.sites.items():
         if site.crossed:
             values, batch = site.crossed
@@ -67,9 +63,7 @@ def check_observations(structure: Structure) -> None:
 
 
 def check_missing(structure: Structure) -> None:
-    """
-    :raises ValueError: for a site that depends on the missing values of a site with ``obs_mask=``.
-    """
+    """Raises a ValueError for a site that depends on the missing values of a site with ``obs_mask=``."""
     for name, site in structure.sites.items():
         for used in site.uses:
             if used.startswith(MISSING):

@@ -132,9 +132,7 @@ def _check_other_plates(
     whole: Structure,
     plates: Mapping[str, Plate],
 ) -> None:
-    """
-    :raises ValueError: for data that do not fit a plate that is not minibatched.
-    """
+    """Raises a ValueError for data that do not fit a plate that is not minibatched."""
     others = {
         name: size for name, (size, _) in whole.plates.items() if name not in plates and name not in whole.unequal
     }

@@ -122,11 +122,7 @@ class ModelPotential:
 
     @property
     def devices(self) -> int:
-        """
-        The number of devices over which they are distributed.
-
-        :raises ValueError: if it is not the same for all.
-        """
+        """The number of devices over which they are distributed. Raises a ValueError if it is not the same for all."""
         numbers = {array.devices for array in self.sharded} or {1}
         if len(numbers) > 1:
             raise ValueError(

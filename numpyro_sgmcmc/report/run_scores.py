@@ -134,11 +134,7 @@ class RunScores(NamedTuple):
 
     @classmethod
     def zeros(cls, averages: ScoreAverages, chains: int, dtype: Any, learns: bool) -> "RunScores":
-        """
-        Before the first draw.
-
-        :param learns: whether S is computed from the warm-up.
-        """
+        """Before the first draw. ``learns``: whether S is computed from the warm-up."""
         d = averages.coordinates
         zeros, zero = jnp.zeros(d, dtype), jnp.zeros((), dtype)
         k = d if learns and d <= DENSE else 0
@@ -147,11 +143,7 @@ class RunScores(NamedTuple):
         return cls(jnp.zeros((), jnp.int32), zero, zeros, zeros, jnp.zeros((k, k), dtype), means, numbers)
 
     def learn(self, z: jax.Array) -> "RunScores":
-        """
-        With a position of each chain in the warm-up.
-
-        :param z: shape ``(chains, d)``.
-        """
+        """With a position of each chain in the warm-up. ``z``: shape ``(chains, d)``."""
         before, places, center, spread = self._moved(z)
         scatter = self.scatter
         if scatter.size:

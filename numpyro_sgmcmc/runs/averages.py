@@ -24,9 +24,7 @@ class Averages(NamedTuple):
 
     @classmethod
     def of(cls, moments: "Moments", chains: int) -> "Averages":
-        """
-        :param moments: moments, with chains along the first axis if there are several.
-        """
+        """``moments``: moments, with chains along the first axis if there are several."""
         count = int(np.ravel(moments.count)[0])
         front = (lambda x: np.asarray(x)) if chains > 1 else (lambda x: np.asarray(x)[None])
         mean, squares = jax.tree.map(front, (moments.mean, moments.squares))

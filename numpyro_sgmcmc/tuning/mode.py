@@ -133,9 +133,7 @@ def find_mode(
 def model_arguments(
     args: tuple, model_args: tuple | None, kwargs: Mapping[str, Any], model_kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple, dict[str, Any]]:
-    """
-    :raises TypeError: if an argument is given in both ways.
-    """
+    """Raises a TypeError if an argument is given in both ways."""
     if args and model_args is not None:
         raise TypeError("give the arguments of the model one by one or as model_args=(...), not both.")
     twice = kwargs.keys() & (model_kwargs or {})

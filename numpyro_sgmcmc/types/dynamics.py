@@ -112,9 +112,7 @@ class Checked(Protocol):
         ...
 
     def check(self, report: Any, phase: Phase) -> None:
-        """
-        :raises ValueError: if an entry is wrong; the message names it.
-        """
+        """Raises a ValueError if an entry is wrong; the message names it."""
         ...
 
 

@@ -47,11 +47,7 @@ class BlockMeans(NamedTuple):
         return cls(zero, zero, zero, open_block, jnp.zeros((4, series), dtype))
 
     def add(self, values: jax.Array) -> "BlockMeans":
-        """
-        The sums with one more value of each series.
-
-        :param values: shape ``(chains, series)``.
-        """
+        """The sums with one more value of each series. ``values``: shape ``(chains, series)``."""
         count, length = self.count + 1, self.length + 1
         closed = (GROWTH * length >= count).astype(values.dtype)
         block = self.open + values

@@ -13,9 +13,7 @@ from numpyro_sgmcmc.types import Plate
 
 
 def checked_model(model: Any) -> Any:
-    """
-    :raises TypeError: if it is not callable.
-    """
+    """Raises a TypeError if it is not callable."""
     if not callable(model):
         raise TypeError(f"model={model!r} must be a NumPyro model (a callable).")
     return model
@@ -73,9 +71,7 @@ def checked_rate(name: str, value: float) -> float:
 
 
 def check_positive(owner: object, **values: Any) -> None:
-    """
-    :raises ValueError: for an argument of ``owner`` that is not a positive, finite number.
-    """
+    """Raises a ValueError for an argument of ``owner`` that is not a positive, finite number."""
     for name, value in values.items():
         if not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
             raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
@@ -139,11 +135,7 @@ def checked_metric(metric: Any) -> Any:
 
 
 def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
-    """
-    A dict of numbers by site.
-
-    :raises ValueError: if it is not a dict of positive, finite numbers.
-    """
+    """A dict of numbers by site. Raises a ValueError if it is not a dict of positive, finite numbers."""
     if rates is None:
         return {}
     if not isinstance(rates, Mapping):
@@ -156,9 +148,7 @@ def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
 
 
 def check_rates_fit(what: str, rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """
-    :raises ValueError: for a name that is not a site, or a value of the wrong shape.
-    """
+    """Raises a ValueError for a name that is not a site, or a value of the wrong shape."""
     check_sites(what, rates, prototype, scalars=True)
 
 
@@ -206,9 +196,7 @@ def check_sites(
 
 
 def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
-    """
-    :raises ValueError: if there is no minibatch noise to reduce.
-    """
+    """Raises a ValueError if there is no minibatch noise to reduce."""
     if not plates:
         raise ValueError(
             f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
@@ -217,9 +205,7 @@ def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
 
 
 def check_energies(energies: Mapping[str, jax.Array]) -> None:
-    """
-    :raises ValueError: if the energy of a site is not finite at the start; the message names the sites.
-    """
+    """Raises a ValueError if the energy of a site is not finite at the start; the message names the sites."""
     wrong = [name for name, energy in energies.items() if not bool(jnp.isfinite(energy).all())]
     if wrong:
         raise ValueError(
