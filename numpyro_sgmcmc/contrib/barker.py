@@ -49,13 +49,9 @@ FLOWS = {"E": Flow("jump", needs_gradient=True, needs_key=True, moves=True, need
 
 @dataclass(frozen=True)
 class Barker(Dynamics):
-    """
-    The stochastic Barker proposal.
+    """The stochastic Barker proposal."""
 
-    :param inverse_mass_matrix: factor of the squared jumps: 1.0, a scalar, or a dict of diagonals like ``z``.
-    """
-
-    inverse_mass_matrix: Any = 1.0
+    inverse_mass_matrix: Any = 1.0  # factor of the squared jumps: 1.0, a scalar, or a dict of diagonals like z
 
     @property
     def flows(self) -> Mapping[str, Flow]:

@@ -138,15 +138,11 @@ class Expanded(Transform):
 
 @dataclass(frozen=True)
 class Charts:
-    """
-    The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions.
-
-    :param dict counts: site -> number that is added to the A of its prior.
-    """
+    """The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions."""
 
     log: bool
     raw: bool = False
-    counts: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)  # site -> number that is added to the A of its prior
 
     def __call__(self, name: str, fn: Distribution) -> Transform | None:
         """The transform of a site; None if it is on neither."""

@@ -42,20 +42,13 @@ from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
 
 class TemperedState(NamedTuple):
-    """
-    - **replicas** - state of the R replicas, along the first axis.
-    - **holder** - which replica has which temperature, int32, shape ``(R,)``, in the order of the temperatures.
-    - **t** - transitions so far, uint32.
-    - **swapped** - for each pair of neighbouring temperatures, shape ``(R - 1,)``: 1 if the last transition exchanged
-      them, 0 if it rejected the exchange, NaN if it did not propose one.
-    - **rng_key** - key of the next transition.
-    """
-
-    replicas: SGMCMCState
-    holder: jax.Array
-    t: jax.Array
+    replicas: SGMCMCState  # state of the R replicas, along the first axis
+    holder: jax.Array  # which replica has which temperature, int32, shape (R,), in the order of the temperatures
+    t: jax.Array  # transitions so far, uint32
+    # for each pair of neighbouring temperatures, shape (R - 1,): 1 if the last transition exchanged them, 0 if it
+    # rejected the exchange, NaN if it did not propose one
     swapped: jax.Array
-    rng_key: jax.Array
+    rng_key: jax.Array  # key of the next transition
 
     @property
     def cold(self) -> SGMCMCState:

@@ -10,13 +10,8 @@ from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows,
 
 
 class TemperedGradientState(NamedTuple):
-    """
-    - **beta** - 1 / T, shape ``()``.
-    - **inner** - state of the estimator of U.
-    """
-
-    beta: jax.Array
-    inner: Any
+    beta: jax.Array  # 1 / T, shape ()
+    inner: Any  # state of the estimator of U
 
 
 @dataclass(frozen=True)
@@ -24,11 +19,9 @@ class TemperedGradient(GradientEstimator):
     """
     Turns an estimator of the gradient of U into one of U / T. Its energy is still that of U. T is part of the state: 1
     at the start, and set by :class:`~numpyro_sgmcmc.Tempered`.
-
-    :param of: the estimator of U.
     """
 
-    of: GradientEstimator
+    of: GradientEstimator  # the estimator of U
 
     def check(self, potential: Potential, chains: int) -> None:
         self.of.check(potential, chains)

@@ -33,17 +33,11 @@ PLACES = 16  # number of steps of an epoch over which the variance is averaged
 
 
 class Law(NamedTuple):
-    """
-    Arrays by mode, shape ``(d,)``.
+    """Arrays by mode, shape ``(d,)``."""
 
-    - **step** - relative error of the variance without gradient noise.
-    - **noise** - variance that gradient noise adds, relative to that of the posterior.
-    - **radius** - spectral radius of M: the step is stable if it is below 1.
-    """
-
-    step: np.ndarray
-    noise: np.ndarray
-    radius: np.ndarray
+    step: np.ndarray  # relative error of the variance without gradient noise
+    noise: np.ndarray  # variance that gradient noise adds, relative to that of the posterior
+    radius: np.ndarray  # spectral radius of M: the step is stable if it is below 1
 
 
 def linear_law(

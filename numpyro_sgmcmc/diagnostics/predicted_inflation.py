@@ -38,24 +38,16 @@ LONGER = 1.25  # a step size larger by this factor should still be stable
 
 
 class Prediction(NamedTuple):
-    """
-    Arrays by coordinate of z, shape ``(d,)``, except the last two.
+    """Arrays by coordinate of z, shape ``(d,)``, except the last two."""
 
-    - **noise** - inflation of the variance by minibatch noise.
-    - **noise_error** - its standard error for this number of pairs: with NOGIN the inflation is a small difference of
-      the added and the subtracted noise.
-    - **step** - inflation of the variance by the step size.
-    - **variance** - variance s^2 of the kernel's gradient.
-    - **stable** - 2: the step size is stable, 1: it is, but 1.25 times the step size would not be, 0: it is not.
-    - **rescale** - the matrix or diagonal that removes the inflation, for z minus its mean.
-    """
-
-    noise: np.ndarray
+    noise: np.ndarray  # inflation of the variance by minibatch noise
+    # its standard error for this number of pairs: with NOGIN the inflation is a small difference of the added and the
+    # subtracted noise
     noise_error: np.ndarray
-    step: np.ndarray
-    variance: np.ndarray
-    stable: int
-    rescale: np.ndarray
+    step: np.ndarray  # inflation of the variance by the step size
+    variance: np.ndarray  # variance s^2 of the kernel's gradient
+    stable: int  # 2: the step size is stable, 1: it is, but 1.25 times the step size would not be, 0: it is not
+    rescale: np.ndarray  # the matrix or diagonal that removes the inflation, for z minus its mean
 
 
 def gradient_pairs(run: Run, draws: Draws, rng_key: jax.Array, pairs: int | None = None) -> np.ndarray:

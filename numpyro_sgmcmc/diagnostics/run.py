@@ -32,17 +32,10 @@ from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 
 
 class Draws(NamedTuple):
-    """
-    - **z** - unconstrained values, raveled in the order of ``ravel_pytree``, float64, shape ``(chains, draws, d)``.
-    - **names** - names of the coordinates, such as ``"w[2]"``.
-    - **sites** - the site of each coordinate.
-    - **left_out** - number of draws that have no finite z.
-    """
-
-    z: np.ndarray
-    names: tuple[str, ...]
-    sites: tuple[str, ...]
-    left_out: int
+    z: np.ndarray  # unconstrained values, raveled in the order of ravel_pytree, float64, shape (chains, draws, d)
+    names: tuple[str, ...]  # names of the coordinates, such as "w[2]"
+    sites: tuple[str, ...]  # the site of each coordinate
+    left_out: int  # number of draws that have no finite z
 
     @property
     def flat(self) -> np.ndarray:

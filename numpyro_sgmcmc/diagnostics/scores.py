@@ -38,25 +38,17 @@ DENSE = 500  # with more coordinates, correlations are ignored
 
 
 class Identities(NamedTuple):
-    """
-    Estimates by coordinate, shape ``(d,)``, and their standard errors.
+    """Estimates by coordinate, shape ``(d,)``, and their standard errors."""
 
-    - **gradient** - E[dU/dz_j].
-    - **virial** - E[(z - m)_j dU/dz_j].
-    - **shift** - error of the mean, in sds of the draws: E[v_j] / sd_j.
-    - **inflation** - relative error of the variance: E[(z - m)_j v_j] / var_j - 1.
-    - **scale** - the sd of the score in a correct run, computed from the draws' covariance.
-    """
-
-    gradient: np.ndarray
+    gradient: np.ndarray  # E[dU/dz_j]
     gradient_error: np.ndarray
-    virial: np.ndarray
+    virial: np.ndarray  # E[(z - m)_j dU/dz_j]
     virial_error: np.ndarray
-    shift: np.ndarray
+    shift: np.ndarray  # error of the mean, in sds of the draws: E[v_j] / sd_j
     shift_error: np.ndarray
-    inflation: np.ndarray
+    inflation: np.ndarray  # relative error of the variance: E[(z - m)_j v_j] / var_j - 1
     inflation_error: np.ndarray
-    scale: np.ndarray
+    scale: np.ndarray  # the sd of the score in a correct run, computed from the draws' covariance
 
 
 class Gradients(NamedTuple):

@@ -47,22 +47,15 @@ from numpyro_sgmcmc.utils import noise, trees
 
 @dataclass(frozen=True)
 class Chain:
-    """
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: the dynamics chooses the start.
-    :param steps_per_sample: integrator steps per transition. None: the number that the warm-up chooses.
-    :param centering: the given centring by site, False: all as written, or None.
-    :param bool checked: whether the draws are checked, see :mod:`~numpyro_sgmcmc.engine.run_check`.
-    """
-
     dynamics: Dynamics
     integrator: Integrator
     gradient: GradientEstimator
     rows: RowScheme
     schedule: Schedule
-    init_strategy: Any = None
-    steps_per_sample: int | None = 1
-    centering: Any = None
-    checked: bool = False
+    init_strategy: Any = None  # as for NUTS. None: the dynamics chooses the start
+    steps_per_sample: int | None = 1  # integrator steps per transition. None: the number that the warm-up chooses
+    centering: Any = None  # the given centring by site, False: all as written, or None
+    checked: bool = False  # whether the draws are checked, see run_check
 
     tuned: ClassVar[bool] = False  # whether the warm-up chooses the settings
     batch_size: ClassVar[Any] = None  # the one that is used if none is given

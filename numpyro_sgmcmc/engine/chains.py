@@ -38,16 +38,11 @@ def chain_for(chain: Chain, potential: ModelPotential) -> Chain:
 
 @dataclass(frozen=True)
 class Chains:
-    """
-    Pure functions of their states.
-
-    :param chain: the chain for the potential, see :func:`chain_for`.
-    :param bool searching: False after the warm-up: transitions without the program that chooses the settings.
-    """
+    """Pure functions of their states."""
 
     potential: ModelPotential
-    chain: Chain
-    searching: bool = True
+    chain: Chain  # the chain for the potential, see chain_for
+    searching: bool = True  # False after the warm-up: transitions without the program that chooses the settings
 
     def start(
         self, rng_key: jax.Array, init_params: Sites | None, num_warmup: int, fingerprint: int

@@ -38,13 +38,8 @@ MOST = 8  # maximal number of gradients at a draw
 
 @dataclass(frozen=True)
 class RunCheck:
-    """
-    :param chain: the chain for the potential.
-    :param potential: that of the variables in which the chains move.
-    """
-
-    chain: Chain
-    potential: ModelPotential
+    chain: Chain  # the chain for the potential
+    potential: ModelPotential  # that of the variables in which the chains move
 
     @property
     def possible(self) -> bool:

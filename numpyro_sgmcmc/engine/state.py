@@ -43,19 +43,12 @@ def raw_key(rng_key: jax.Array) -> jax.Array:
 
 
 class RarelyChanging(NamedTuple):
-    """
-    Numbers that rarely change, four uint32 in one array: each array of a state costs about 3 us per call.
+    """Numbers that rarely change, four uint32 in one array: each array of a state costs about 3 us per call."""
 
-    - **wraps** - how often the counter ``i`` has started again at 0.
-    - **num_warmup** - integrator steps of the warm-up.
-    - **fingerprint** - fingerprint of the data at the start, see :mod:`~numpyro_sgmcmc.data.fingerprint`.
-    - **data_changed** - 1 after a transition with other data.
-    """
-
-    wraps: Any
-    num_warmup: Any
-    fingerprint: Any
-    data_changed: Any
+    wraps: Any  # how often the counter i has started again at 0
+    num_warmup: Any  # integrator steps of the warm-up
+    fingerprint: Any  # that of the data at the start
+    data_changed: Any  # 1 after a transition with other data
 
     def packed(self) -> jax.Array:
         """The marks as one array."""

@@ -51,17 +51,12 @@ PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
 
 @dataclass(frozen=True)
 class TunedChain(Chain):
-    """
-    :param dense_mass: the coordinates whose correlations the warm-up estimates.
-    :param known: settings of another run with which the warm-up starts, or None: it searches for some.
-    :param layout: the groups of a hierarchy, if the coordinates have their shape.
-    """
-
     steps_per_sample: int | None = None
     checked: bool = True
-    dense_mass: Any = True
+    dense_mass: Any = True  # the coordinates whose correlations the warm-up estimates
+    # settings of another run with which the warm-up starts, or None: it searches for some
     known: Settings | None = None
-    layout: Layout | None = None
+    layout: Layout | None = None  # the groups of a hierarchy, if the coordinates have their shape
 
     tuned: ClassVar[bool] = True
     batch_size: ClassVar[Any] = AUTOMATIC

@@ -16,13 +16,8 @@ SHARE = 0.25  # share of the memory that the tables of all chains may take
 
 
 class Visits(NamedTuple):
-    """
-    - **values** - local site -> values, with rows of the data along axis 0.
-    - **seen** - 1 for each row that has values, otherwise 0.
-    """
-
-    values: Sites
-    seen: jax.Array
+    values: Sites  # local site -> values, with rows of the data along axis 0
+    seen: jax.Array  # 1 for each row that has values, otherwise 0
 
 
 class VisitUpdate(NamedTuple):

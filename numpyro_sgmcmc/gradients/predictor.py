@@ -31,14 +31,10 @@ ROWS = 4  # number of rows for the check of a given predictor
 
 
 class RowPredictor(NamedTuple):
-    """
-    The predictor of a single row; use ``vmap`` for several rows.
+    """The predictor of a single row; use ``vmap`` for several rows."""
 
-    - **eta** - (z, row) -> the predictor, of any shape.
-    - **energy_and_slope** - (z, row) -> the energy of the row, and its derivative in the predictor.
-    """
-
-    eta: Callable[[Sites, jax.Array], jax.Array]
+    eta: Callable[[Sites, jax.Array], jax.Array]  # (z, row) -> the predictor, of any shape
+    # (z, row) -> the energy of the row, and its derivative in the predictor
     energy_and_slope: Callable[[Sites, jax.Array], tuple[jax.Array, jax.Array]]
 
     def gradient(self, z: Sites, rows: jax.Array, slopes: jax.Array) -> Sites:

@@ -28,17 +28,10 @@ from numpyro_sgmcmc.utils.workarounds.lockstep import when_any
 
 
 class SAGAState(NamedTuple):
-    """
-    - **table** - the values stored for each unit, K along axis 0.
-    - **total** - sum of the gradients over the table, a dict like ``z``.
-    - **seen** - whether each unit has been seen, 0 or 1; ``()`` if that is not needed.
-    - **count** - number of units seen so far, or ``()``.
-    """
-
-    table: Any
-    total: Sites
-    seen: Any
-    count: Any
+    table: Any  # the values stored for each unit, K along axis 0
+    total: Sites  # sum of the gradients over the table, a dict like z
+    seen: Any  # whether each unit has been seen, 0 or 1; () if that is not needed
+    count: Any  # number of units seen so far, or ()
 
 
 class TableUpdate(NamedTuple):

@@ -17,17 +17,11 @@ from numpyro_sgmcmc.utils.validation import checked_count, checked_share
 
 
 class Units(NamedTuple):
-    """
-    Some units, evaluated at one position.
+    """Some units, evaluated at one position."""
 
-    - **units** - their numbers, shape ``(m,)``.
-    - **energy** - sum of their energies.
-    - **values** - the values that a table stores for them, m along axis 0.
-    """
-
-    units: jax.Array
-    energy: jax.Array
-    values: Any
+    units: jax.Array  # their numbers, shape (m,)
+    energy: jax.Array  # sum of their energies
+    values: Any  # the values that a table stores for them, m along axis 0
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,10 @@ def _told(kind: str, values: Any) -> Any:
 class drawn_locally:
     """
     The model as a function of its global sites; the latent sites in the minibatched plates are drawn by ``local``.
-
-    :param fn: model.
-    :param local: an object with ``draw(rng_key, conditional)``, which returns values like ``conditional.start``.
     """
 
-    fn: Any
-    local: Any
+    fn: Any  # model
+    local: Any  # an object with draw(rng_key, conditional), which returns values like conditional.start
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = numpyro.prng_key()

@@ -16,19 +16,11 @@ from numpyro_sgmcmc.types import Rows, Sites
 
 
 class Recorded(NamedTuple):
-    """
-    - **start** - local site -> the initial values of its chain, in the coordinates of the sampler.
-    - **values** - local site -> the values drawn, like ``start``.
-    - **stored** - the values drawn with rows along axis 0, for the next visit; empty if no values are kept.
-    - **accepted** - whether each move was accepted, shape ``(moves, *plates)``; None if there are no moves.
-    - **plates** - number of axes of the plates, which come first in ``start`` and ``values``, by site.
-    """
-
-    start: Sites
-    values: Sites
-    stored: Sites
-    accepted: jax.Array | None
-    plates: Mapping[str, int]
+    start: Sites  # local site -> the initial values of its chain, in the coordinates of the sampler
+    values: Sites  # local site -> the values drawn, like start
+    stored: Sites  # the values drawn with rows along axis 0, for the next visit; empty if no values are kept
+    accepted: jax.Array | None  # whether each move was accepted, shape (moves, *plates); None if there are no moves
+    plates: Mapping[str, int]  # number of axes of the plates, which come first in start and values, by site
 
 
 class _record(Messenger):

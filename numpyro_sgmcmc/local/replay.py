@@ -25,13 +25,8 @@ class LocalError(SiteError):
 
 
 class LocalSite(NamedTuple):
-    """
-    - **fn** - its distribution, given the global sites and the previous local ones.
-    - **value** - its value in the first run.
-    """
-
-    fn: Any
-    value: Any
+    fn: Any  # its distribution, given the global sites and the previous local ones
+    value: Any  # its value in the first run
 
 
 class FirstRun(Messenger):

@@ -33,15 +33,10 @@ def is_marked(msg: Any) -> bool:
 
 @dataclass(frozen=True)
 class summed_out:
-    """
-    The model with its marked sites summed out; the model itself if there are none.
+    """The model with its marked sites summed out; the model itself if there are none."""
 
-    :param fn: model.
-    :param bool imputes: see :class:`~numpyro_sgmcmc.model.given_values.given_values`.
-    """
-
-    fn: Any
-    imputes: bool = False
+    fn: Any  # model
+    imputes: bool = False  # see given_values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         supports: dict[str, np.ndarray] = {}

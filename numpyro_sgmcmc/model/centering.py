@@ -34,17 +34,12 @@ FAMILIES = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic,
 
 
 class LocationScale(NamedTuple):
-    """
-    A site as a function of a = loc + scale e.
-
-    - **transforms** - from a to the value of the site, applied in order to each element.
-    - **mask** - which elements have a density.
-    """
+    """A site as a function of a = loc + scale e."""
 
     loc: Any
     scale: Any
-    transforms: tuple[Transform, ...] = ()
-    mask: Any = True
+    transforms: tuple[Transform, ...] = ()  # from a to the value of the site, applied in order to each element
+    mask: Any = True  # which elements have a density
 
     def transform(self, share: jax.Array) -> Transform:
         """From the partially centred variable to the value of the site; ``share`` is lambda."""

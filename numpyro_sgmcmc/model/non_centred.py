@@ -28,17 +28,11 @@ _TAKES = {p.gather_p, p.dynamic_slice_p, p.slice_p}
 
 
 class Chain(NamedTuple):
-    """
-    How a value is computed from a site.
+    """How a value is computed from a site."""
 
-    - **aligned** - it has the elements of the site in their order; otherwise some of them, in any order.
-    - **uniform** - m and s are the same for all elements.
-    - **factors** - the numbers of the factors of s that depend on other latents.
-    """
-
-    aligned: bool = True
-    uniform: bool = True
-    factors: frozenset[int] = frozenset()
+    aligned: bool = True  # it has the elements of the site in their order; otherwise some of them, in any order
+    uniform: bool = True  # m and s are the same for all elements
+    factors: frozenset[int] = frozenset()  # the numbers of the factors of s that depend on other latents
 
 
 class NonCentred:

@@ -52,13 +52,10 @@ class RunNumbers(NamedTuple):
 class ScoreAverages(NamedTuple):
     """
     The averages of a model: the d means, the d variances, and the mean variance of each site of several coordinates.
-
-    - **sites** - names and sizes, in the order of ``ravel_pytree``.
-    - **in_plates** - names of the sites in plates, whose elements are not global.
     """
 
-    sites: tuple[tuple[str, int], ...]
-    in_plates: frozenset[str] = frozenset()
+    sites: tuple[tuple[str, int], ...]  # names and sizes, in the order of ravel_pytree
+    in_plates: frozenset[str] = frozenset()  # names of the sites in plates, whose elements are not global
 
     @classmethod
     def of(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "ScoreAverages":
@@ -111,26 +108,17 @@ class ScoreAverages(NamedTuple):
 
 
 class RunScores(NamedTuple):
-    """
-    The state of the averages, shared by the chains of a state.
+    """The state of the averages, shared by the chains of a state."""
 
-    - **draws** - draws of each chain so far.
-    - **places** - positions of each chain in ``center``.
-    - **center** - c, the mean of these positions, shape ``(d,)``.
-    - **spread** - the sum of their squared distances from c.
-    - **scatter** - that of the products of two coordinates in the warm-up, from which S is computed, shape ``(d, d)``;
-      empty if S is known or the identity.
-    - **means** - the averages.
-    - **numbers** - :class:`RunNumbers`, as one array.
-    """
-
-    draws: jax.Array
-    places: jax.Array
-    center: jax.Array
-    spread: jax.Array
+    draws: jax.Array  # draws of each chain so far
+    places: jax.Array  # positions of each chain in center
+    center: jax.Array  # c, the mean of these positions, shape (d,)
+    spread: jax.Array  # the sum of their squared distances from c
+    # that of the products of two coordinates in the warm-up, from which S is computed, shape (d, d); empty if S is
+    # known or the identity
     scatter: jax.Array
-    means: BlockMeans
-    numbers: jax.Array
+    means: BlockMeans  # the averages
+    numbers: jax.Array  # RunNumbers, as one array
 
     @classmethod
     def zeros(cls, averages: ScoreAverages, chains: int, dtype: Any, learns: bool) -> "RunScores":

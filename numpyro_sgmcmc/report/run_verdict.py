@@ -14,13 +14,8 @@ BLIND = 4.0  # a run that would have to be longer by more than this factor is un
 
 
 class RunVerdict(NamedTuple):
-    """
-    - **numbers** - :class:`RunNumbers`, as Python numbers.
-    - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty if the draws were not checked.
-    """
-
-    numbers: RunNumbers
-    verdict: str
+    numbers: RunNumbers  # RunNumbers, as Python numbers
+    verdict: str  # "ok", "doubtful", "wrong", or empty if the draws were not checked
 
     @classmethod
     def of(cls, numbers: RunNumbers) -> "RunVerdict":

@@ -23,15 +23,10 @@ LONGEST = 1024  # maximal number of transitions of a segment
 
 
 class Carry(NamedTuple):
-    """
-    The state of a run between two segments.
+    """The state of a run between two segments."""
 
-    - **state** - state of the chains.
-    - **moments** - moments of the draws so far, if these are averaged, otherwise ``()``.
-    """
-
-    state: Any
-    moments: Any
+    state: Any  # state of the chains
+    moments: Any  # moments of the draws so far, if these are averaged, otherwise ()
 
 
 class Segments:

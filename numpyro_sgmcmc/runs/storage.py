@@ -31,15 +31,9 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.
 
 
 class Checkpoint(NamedTuple):
-    """
-    - **transition** - number of transitions so far, including the warm-up.
-    - **draws** - number of draws kept of each chain.
-    - **leaves** - leaves of the state, in the order of ``jax.tree.leaves``.
-    """
-
-    transition: int
-    draws: int
-    leaves: list[np.ndarray]
+    transition: int  # number of transitions so far, including the warm-up
+    draws: int  # number of draws kept of each chain
+    leaves: list[np.ndarray]  # leaves of the state, in the order of jax.tree.leaves
 
 
 def write_whole(path: Path, write: Any, at_once: bool = True) -> None:

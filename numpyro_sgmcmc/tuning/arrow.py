@@ -33,19 +33,11 @@ Blocks = tuple[jax.Array, list[jax.Array], list[jax.Array]]  # H_gg, and H_jj an
 )
 @dataclass(frozen=True)
 class Arrow:
-    """
-    - **center** - c, shape ``(d,)``.
-    - **common** - G, shape ``(k, k)``.
-    - **own** - R of each family, shape ``(groups, b, b)``.
-    - **border** - K of each family, shape ``(groups, b, k)``.
-    - **layout** - where the groups are in z and x.
-    """
-
-    center: jax.Array
-    common: jax.Array
-    own: list[jax.Array]
-    border: list[jax.Array]
-    layout: Layout
+    center: jax.Array  # c, shape (d,)
+    common: jax.Array  # G, shape (k, k)
+    own: list[jax.Array]  # R of each family, shape (groups, b, b)
+    border: list[jax.Array]  # K of each family, shape (groups, b, k)
+    layout: Layout  # where the groups are in z and x
 
     is_rescaled = False
 

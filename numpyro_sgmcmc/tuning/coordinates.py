@@ -40,15 +40,10 @@ class Identity(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """
-    Coordinates with a full matrix L.
+    """Coordinates with a full matrix L."""
 
-    - **center** - c, shape ``(d,)``.
-    - **scale** - L, shape ``(d, d)``.
-    """
-
-    center: jax.Array
-    scale: jax.Array
+    center: jax.Array  # c, shape (d,)
+    scale: jax.Array  # L, shape (d, d)
 
     turns = slice(None)  # the coordinates of x whose axes may be turned; None: none
     is_rescaled = True  # whether the draws of the warm-up rescale L
@@ -124,17 +119,12 @@ class LowRank(NamedTuple):
     r"""
     Coordinates for large d: :math:`L = \mathrm{diag}(w) (I + V \mathrm{diag}(f - 1) V^T)`, with k orthonormal columns V
     along which x is scaled by f. All methods but :meth:`matrix` cost O(d k).
-
-    - **center** - c, shape ``(d,)``.
-    - **width** - w, shape ``(d,)``.
-    - **vectors** - V, shape ``(d, k)``.
-    - **factors** - f, shape ``(k,)``.
     """
 
-    center: jax.Array
-    width: jax.Array
-    vectors: jax.Array
-    factors: jax.Array
+    center: jax.Array  # c, shape (d,)
+    width: jax.Array  # w, shape (d,)
+    vectors: jax.Array  # V, shape (d, k)
+    factors: jax.Array  # f, shape (k,)
 
     turns = layout = None
     is_rescaled = False

@@ -29,31 +29,19 @@ CLOSE = 0.3  # sd of the position where it is looked at
 
 
 class Part(NamedTuple):
-    """
-    One site of the layout.
+    """One site of the layout."""
 
-    - **shape** - its unconstrained shape.
-    - **axes** - the axes along which its elements belong to different groups.
-    - **family** - number of its family of groups, or -1 for a global site.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    family: int
+    shape: tuple[int, ...]  # its unconstrained shape
+    axes: tuple[int, ...]  # the axes along which its elements belong to different groups
+    family: int  # number of its family of groups, or -1 for a global site
 
 
 class Layout(NamedTuple):
-    """
-    Where the groups are in raveled z.
+    """Where the groups are in raveled z."""
 
-    - **parts** - the sites, in the order of ``ravel_pytree``.
-    - **families** - number of groups, and of coordinates in each, by family.
-    - **size** - number of globals.
-    """
-
-    parts: tuple[Part, ...]
-    families: tuple[tuple[int, int], ...]
-    size: int
+    parts: tuple[Part, ...]  # the sites, in the order of ravel_pytree
+    families: tuple[tuple[int, int], ...]  # number of groups, and of coordinates in each, by family
+    size: int  # number of globals
 
     @property
     def globals(self) -> np.ndarray:

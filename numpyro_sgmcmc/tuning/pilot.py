@@ -24,19 +24,12 @@ FAR, APART = 100.0, 10.0  # a distance in x, and an R-hat, that draws of any pos
 
 
 class Moments(NamedTuple):
-    """
-    Sums over the draws of a round.
+    """Sums over the draws of a round."""
 
-    - **draws** - number of draws of each chain.
-    - **blocks** - sums of x, x^2, g and x g by block and chain, shape ``(BLOCKS, 4, chains, d)``.
-    - **outer** - sum of x x^T over all chains, shape ``(d, d)``; empty if it is not needed.
-    - **places** - the last draws of x, shape ``(places, chains, d)``.
-    """
-
-    draws: jax.Array
-    blocks: jax.Array
-    outer: jax.Array
-    places: jax.Array
+    draws: jax.Array  # number of draws of each chain
+    blocks: jax.Array  # sums of x, x^2, g and x g by block and chain, shape (BLOCKS, 4, chains, d)
+    outer: jax.Array  # sum of x x^T over all chains, shape (d, d); empty if it is not needed
+    places: jax.Array  # the last draws of x, shape (places, chains, d)
 
     @classmethod
     def zeros(cls, places: jax.Array, outer: bool = True) -> "Moments":

@@ -39,35 +39,20 @@ POWERS = 20  # iterations of the power method
 
 
 class Found(NamedTuple):
-    """
-    - **coordinates** - c and L.
-    - **curvature** - the largest curvature in x; 1 if L is a full matrix.
-    - **passes** - rows used, in passes over the data.
-    """
-
-    coordinates: Coordinates | LowRank | Arrow
-    curvature: jax.Array
-    passes: jax.Array
+    coordinates: Coordinates | LowRank | Arrow  # c and L
+    curvature: jax.Array  # the largest curvature in x; 1 if L is a full matrix
+    passes: jax.Array  # rows used, in passes over the data
 
 
 class Plan(NamedTuple):
-    """
-    How much of the data the search uses.
+    """How much of the data the search uses."""
 
-    - **plates** - plates whose batches are parts of the data.
-    - **parts** - number of parts that are used in the end.
-    - **first** - number of parts with which it starts.
-    - **curved** - number of draws for a Hessian.
-    - **directions** - products with each of them.
-    - **share** - share of the data in a part.
-    """
-
-    plates: dict[str, Plate]
-    parts: int
-    first: int
-    curved: int
-    directions: int
-    share: float
+    plates: dict[str, Plate]  # plates whose batches are parts of the data
+    parts: int  # number of parts that are used in the end
+    first: int  # number of parts with which it starts
+    curved: int  # number of draws for a Hessian
+    directions: int  # products with each of them
+    share: float  # share of the data in a part
 
     @classmethod
     def of(cls, potential: Potential, layout: Layout | None) -> "Plan":

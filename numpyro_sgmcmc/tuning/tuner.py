@@ -61,23 +61,13 @@ SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become lo
 
 @dataclass(frozen=True)
 class Tuner:
-    """
-    :param rule: chooses the step size for the dynamics of the kernel and the variance of the gradient noise.
-    :param gradient: gradient estimator of the kernel.
-    :param rows: row scheme of the kernel.
-    :param steps_per_sample: given by the user, or None.
-    :param dense_mass: the blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
-    :param known: settings of another run, or None.
-    :param layout: the groups of a hierarchy, if L has their shape.
-    """
-
-    rule: StepRule
-    gradient: GradientEstimator
-    rows: RowScheme
-    steps_per_sample: int | None
-    dense_mass: Any = True
-    known: Settings | None = None
-    layout: Layout | None = None
+    rule: StepRule  # chooses the step size for the dynamics of the kernel and the variance of the gradient noise
+    gradient: GradientEstimator  # gradient estimator of the kernel
+    rows: RowScheme  # row scheme of the kernel
+    steps_per_sample: int | None  # given by the user, or None
+    dense_mass: Any = True  # the blocks of L, see blocks_of
+    known: Settings | None = None  # settings of another run, or None
+    layout: Layout | None = None  # the groups of a hierarchy, if L has their shape
 
     def start(self, potential: Potential, chains: int, num_warmup: int) -> tuple[Settings, WarmUp]:
         """The settings and the state before the first transition: only their shapes and dtypes matter."""

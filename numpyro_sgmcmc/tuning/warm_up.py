@@ -100,28 +100,16 @@ class Settings(dict):
 
 
 class WarmUp(NamedTuple):
-    """
-    The state of the search for settings.
+    """The state of the search for settings."""
 
-    - **length** - length of a draw, in units of time.
-    - **largest** - upper bound of the step size.
-    - **bend** - what the shape of the posterior adds to the gradient at ``largest``, see
-      :mod:`~numpyro_sgmcmc.tuning.probes`.
-    - **transition** - number of the next transition.
-    - **begun** - number of the transition before which this round began.
-    - **num_warmup** - transitions of the warm-up.
-    - **moments** - moments of the current round.
-    - **earlier** - z-scores of the round before it, if it belongs to the same check; otherwise 0, shape ``(2, d)``.
-    """
-
-    length: jax.Array
-    largest: jax.Array
-    bend: jax.Array
-    transition: jax.Array
-    begun: jax.Array
-    num_warmup: jax.Array
-    moments: Moments
-    earlier: jax.Array
+    length: jax.Array  # length of a draw, in units of time
+    largest: jax.Array  # upper bound of the step size
+    bend: jax.Array  # what the shape of the posterior adds to the gradient at largest, see probes
+    transition: jax.Array  # number of the next transition
+    begun: jax.Array  # number of the transition before which this round began
+    num_warmup: jax.Array  # transitions of the warm-up
+    moments: Moments  # moments of the current round
+    earlier: jax.Array  # z-scores of the round before it, if it belongs to the same check; otherwise 0, shape (2, d)
 
     @property
     def score_limit(self) -> float:
