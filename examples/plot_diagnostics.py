@@ -285,7 +285,7 @@ def by_nuts(model, X, y, key):
         NUTS(model), num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized", progress_bar=False
     )
     mcmc.run(key, X, y)
-    potential = ModelPotential.of(model, (X, y), {}, None)
+    potential = ModelPotential.from_model(model, (X, y), {}, None)
     z = jax.jit(jax.vmap(potential.unconstrain))(mcmc.get_samples())
     draws = {name: np.asarray(x) for name, x in mcmc.get_samples(group_by_chain=True).items()}
     moments = {of.__name__: {name: np.asarray(of(x, 0)) for name, x in z.items()} for of in (np.mean, np.std)}

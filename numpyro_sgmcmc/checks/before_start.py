@@ -154,12 +154,12 @@ def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> 
             "each of these chains has chosen its own settings, but chains under chain_method='vectorized' share them. "
             "Resume with the chain_method of the run."
         )
-    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
+    shapes = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
     expected = {name: site.shape for name, site in prototype.items()}
-    if found != expected:
+    if shapes != expected:
         raise ValueError(
-            f"the state has sites with the unconstrained shapes {found}, but the model has {expected}. Resume with the "
-            "model, the data and the number of chains of the run that the state comes from."
+            f"the state has sites with the unconstrained shapes {shapes}, but the model has {expected}. Resume with "
+            "the model, the data and the number of chains of the run that the state comes from."
         )
 
 
@@ -228,9 +228,9 @@ def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model
 
         def accepted(key):
             nonlocal sites
-            found = recorded_draw(potential, z, rows, key)
-            sites = tuple(found.values)
-            return found.accepted
+            record = recorded_draw(potential, z, rows, key)
+            sites = tuple(record.values)
+            return record.accepted
 
         return lax.map(accepted, random.split(key_draws, -(-PROPOSALS // batch))).mean()
 

@@ -241,6 +241,6 @@ def _counts_at_two_places(dynamics: CoxIngersollRoss, potential: ModelPotential,
     gradient = jax.grad(potential.estimate)
     rows = potential.some_rows()
     moved = {name: x + jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in z.items()}
-    here, there = (dynamics.counts(at, gradient(at, rows)) for at in (z, moved))
+    here, there = (dynamics.counts(place, gradient(place, rows)) for place in (z, moved))
     simplex = [name for name, support in supports_of_sites(potential).items() if support == "simplex"]
     return here, {name: (here[name].sum(-1), there[name].sum(-1)) for name in simplex}

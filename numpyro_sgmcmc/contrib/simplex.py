@@ -159,17 +159,17 @@ class Charts:
 
 def supports_of_sites(potential: Any) -> dict[str, str]:
     """Name of each latent site -> ``"simplex"``, ``"half-line"`` or ``"other"``, from the charts of the potential."""
-    found: dict[str, str] = {}
+    supports: dict[str, str] = {}
     kinds = {Expanded: "simplex", HalfLine: "half-line"}
 
     def trace(z):
         for name, site in potential._trace(z, potential.some_rows(), None).items():
             if name in potential.prototype:
-                found[name] = kinds.get(type(potential.transforms(name, site["fn"])), "other")
+                supports[name] = kinds.get(type(potential.transforms(name, site["fn"])), "other")
         return ()
 
     jax.eval_shape(trace, potential.prototype)
-    return found
+    return supports
 
 
 def _bare(fn: Any) -> Any:

@@ -231,9 +231,9 @@ class Tempered(MCMCKernel):
         tried = level < R - 1
         level = jnp.where(tried, level, 0)
         colder, hotter = state.holder[level], state.holder[level + 1]
-        at = _of(state.replicas.z, colder), _of(state.replicas.z, hotter)
+        pair = _of(state.replicas.z, colder), _of(state.replicas.z, hotter)
         # each pair has its own rows: noise common to several pairs would need a joint correction
-        difference, variance = jax.vmap(partial(self._compared, potential))(random.split(key_rows, R // 2), *at)
+        difference, variance = jax.vmap(partial(self._compared, potential))(random.split(key_rows, R // 2), *pair)
         log_ratio = log_exchange(betas[level] - betas[level + 1], difference, variance)
         u = noise.uniform_like(key_accept, log_ratio)
         accepted = tried & (jnp.log(u) < log_ratio)  # False where an energy is not finite
@@ -267,8 +267,8 @@ class Tempered(MCMCKernel):
             "a model that draws random numbers of its own": potential.randomised,
             "latent sites that are drawn for each minibatch": potential.draws_local_sites,
         }
-        for what, found in refused.items():
-            if found:
+        for what, applies in refused.items():
+            if applies:
                 raise ValueError(
                     f"Tempered does not work with {what}: it compares the energies that the rows have in two replicas. "
                     "Use the kernel itself."

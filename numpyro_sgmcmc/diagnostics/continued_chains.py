@@ -89,11 +89,11 @@ def continue_chains(
                 z = usual.unconstrain({name: values[name] for name in z})
             return raveled(z)
 
-        def one(state, _):
+        def next_draw(state, _):
             state = chains.transition(state, fingerprint=0)
             return state, jax.vmap(values_of)(state.z) if state.i.ndim else values_of(state.z)
 
-        return lax.scan(one, state, None, length=num_samples)[1]
+        return lax.scan(next_draw, state, None, length=num_samples)[1]
 
     draw = kernel.compiled(draws, run.args, run.kwargs)
     states = [state._replace(rng_key=key) for state, key in zip(states, keys)]

@@ -53,10 +53,10 @@ def explored(mcmc: MCMC) -> np.ndarray:
             "the numbers of the steps are needed to identify the draws of the exploration of each cycle. Collect "
             f"them: mcmc.run(..., extra_fields=({number!r},))."
         )
-    found = schedule.cycle_of(fields[number]).reshape(shape) < 0
-    if found.all():
+    exploring = schedule.cycle_of(fields[number]).reshape(shape) < 0
+    if exploring.all():
         raise ValueError("all draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
-    return found
+    return exploring
 
 
 def posterior_draws(mcmc: MCMC) -> dict[str, np.ndarray]:

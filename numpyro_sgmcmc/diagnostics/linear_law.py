@@ -104,8 +104,8 @@ def _maps(dynamics: Any, integrator: Any, h: float, curvature: np.ndarray, therm
 
     def step(u, e, key):
         phase = start._replace(z=u[0], momentum=u[1] if second else ())
-        of = lambda z: Evaluation(jnp.zeros(()), lam * z + e, ())  # noqa: E731
-        new, gradient, _ = integrator.step(dynamics, phase, u[-1] if carries else (), jnp.asarray(h), of, key)
+        evaluate = lambda z: Evaluation(jnp.zeros(()), lam * z + e, ())  # noqa: E731
+        new, gradient, _ = integrator.step(dynamics, phase, u[-1] if carries else (), jnp.asarray(h), evaluate, key)
         return jnp.stack([new.z, *([new.momentum] if second else []), *([gradient] if carries else [])])
 
     m = 1 + second + carries

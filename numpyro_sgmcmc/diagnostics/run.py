@@ -91,7 +91,7 @@ class Run:
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any], needed: bool) -> tuple[bool, tuple[tuple, dict]]:
         kept = tuple(self.mcmc._args or ()), dict(self.mcmc._kwargs or {})
-        marks = RarelyChanging.of(self.state.marks)
+        marks = RarelyChanging.unpacked(self.state.marks)
         without = fingerprint((), {})
         if not (args or kwargs):
             known = any(kept) or bool(np.isin(np.asarray(marks.fingerprint), (0, without)).all())
@@ -165,7 +165,7 @@ class Run:
     @cached_property
     def states(self) -> list[SGMCMCState]:
         """The separate state of each chain, on the device."""
-        return [jax.tree.map(jnp.asarray, one) for one in states_of(self.kernel, self.state)]
+        return [jax.tree.map(jnp.asarray, state) for state in states_of(self.kernel, self.state)]
 
     @property
     def key(self) -> jax.Array:
@@ -176,7 +176,7 @@ class Run:
     @property
     def steps(self) -> np.ndarray:
         """Number of integrator steps of each chain, warm-up included."""
-        wraps = np.asarray(RarelyChanging.of(self.state.marks).wraps, float)
+        wraps = np.asarray(RarelyChanging.unpacked(self.state.marks).wraps, float)
         return np.asarray(self.state.i, float) + 2.0**32 * wraps
 
     @property
@@ -192,7 +192,7 @@ class Run:
     @property
     def use(self) -> Remedies:
         """What the user of the run may change."""
-        return Remedies.of(self.monitor)
+        return Remedies.for_run(self.monitor)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -273,9 +273,9 @@ def numbers_of_rows(potential: ModelPotential) -> tuple[int, int]:
     """See :attr:`Run.rows`."""
     plates = potential.plates
     inside = [[plates[name] for name in site.plates if name in plates] for site in potential.structure.sites.values()]
-    found = {tuple(of) for of in inside if of}  # once for several sites in the same plates
-    batch = sum(math.prod(plate.batch_size for plate in of) for of in found)
-    return batch, sum(math.prod(plate.size for plate in of) for of in found)
+    groups = {tuple(crossed) for crossed in inside if crossed}  # once for several sites in the same plates
+    batch = sum(math.prod(plate.batch_size for plate in crossed) for crossed in groups)
+    return batch, sum(math.prod(plate.size for plate in crossed) for crossed in groups)
 
 
 def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -297,10 +297,10 @@ def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:
     ours, theirs = (dict(named_leaves(*arguments)) for arguments in (given, kept))
     if ours.keys() == theirs.keys():  # one by one, so that arguments of the same shape are not exchanged
         changed = [name for name in ours if fingerprint((ours[name],), {}) != fingerprint((theirs[name],), {})]
-        shapes = [tuple(getattr(of[name], "shape", ()) for of in (ours, theirs)) for name in changed]
+        shapes = [tuple(getattr(side[name], "shape", ()) for side in (ours, theirs)) for name in changed]
         other = [f"{name} has shape {a}, in the run {b}" for name, (a, b) in zip(changed, shapes) if a != b]
-        found = other or [f"{name} has other values" for name in changed]
-        return ": " + "; ".join(found) if found else None
+        differences = other or [f"{name} has other values" for name in changed]
+        return ": " + "; ".join(differences) if differences else None
     mark = fingerprint(*given)
     if not mark or np.any(marks.data_changed) or np.all((marks.fingerprint == mark) | (marks.fingerprint == 0)):
         return None

@@ -81,14 +81,14 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
         )
     about: dict[str, Any] = {}
 
-    def at(potential, z, mean, rng_key):
+    def evaluate(potential, z, mean, rng_key):
         plates, unravel = potential.plates, unraveler(potential.prototype)
         seen, size = numbers_of_rows(potential)
         whole = size <= ALL_ROWS
         about.update(size=max(size, 1), rows=size if whole else seen, whole=whole or not plates)
         key_draws, key_mean = random.split(rng_key)
 
-        def one(z, k):
+        def at_draw(z, k):
             key_rows, key_model = random.split(random.fold_in(key_draws, k))
             if about["whole"]:
                 return raveled(full_gradient(potential, unravel(z), key_model)), jnp.zeros_like(z)
@@ -99,7 +99,7 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
                 return there, jnp.zeros_like(z)
             return there, raveled(gradient(unravel(mean), rows, key_model))
 
-        values, control = at_draws(one, z, jnp.arange(len(z), dtype=jnp.uint32))
+        values, control = at_draws(at_draw, z, jnp.arange(len(z), dtype=jnp.uint32))
         known = jnp.zeros_like(mean)
         if not about["whole"] and not potential.randomised:
             known = raveled(full_gradient(potential, unravel(mean), key_mean))
@@ -109,12 +109,12 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     dtype = jnp.result_type(float)
     z, mean = jnp.asarray(draws.flat, dtype), jnp.asarray(draws.flat.mean(0), dtype)
     try:
-        found = run.compiled(at, (wide_args, wide_kwargs))(z, mean, rng_key)
+        results = run.compiled(evaluate, (wide_args, wide_kwargs))(z, mean, rng_key)
     except TypeError:  # a model may need the dtype, for example for np.unpackbits
         if not widened_names:
             raise
-        found, widened_names = run.compiled(at)(z, mean, rng_key), ()
-    values, control, known = (np.asarray(x, float) for x in found)
+        results, widened_names = run.compiled(evaluate)(z, mean, rng_key), ()
+    values, control, known = (np.asarray(x, float) for x in results)
     away = control - known
     if np.isfinite(away).all() and np.isfinite(values).all():
         centred = away - away.mean(0)
@@ -143,7 +143,8 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
     lost = 1 / effective(z)
     virial, inflation = x * s + lost, x * mixed - 1 + lost
     virial_error, inflation_error = (
-        np.maximum(_error_of_product(x, by, of), np.sqrt(lost)) for by, of in ((s, virial), (mixed, inflation))
+        np.maximum(_error_of_product(x, by, product), np.sqrt(lost))
+        for by, product in ((s, virial), (mixed, inflation))
     )
     return Identities(
         g.mean((0, 1)),

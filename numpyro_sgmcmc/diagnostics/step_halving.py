@@ -154,29 +154,29 @@ def _share_of_noise(plates: Any) -> float:
 
 def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, Line]:
     sd = np.maximum(fine.std((0, 1)), 1e-300)
-    found = {}
-    for name, of in (("mean", lambda z: z), ("sd", _widths)):
-        first, second = (of(z) for z in (coarse, fine))
+    changes = {}
+    for name, series in (("mean", lambda z: z), ("sd", _widths)):
+        first, second = (series(z) for z in (coarse, fine))
         change = second.mean((0, 1)) - first.mean((0, 1))
         error = np.hypot(standard_error(first), standard_error(second))
         with np.errstate(divide="ignore", invalid="ignore"):
             weight = np.nan_to_num(np.maximum(0, 1 - (error / change) ** 2))
-        found[name] = first.mean((0, 1)), change, error, first.mean((0, 1)) + factor * weight * change
+        changes[name] = first.mean((0, 1)), change, error, first.mean((0, 1)) + factor * weight * change
     limit = bound(2 * len(names), len(coarse), np.minimum(effective(coarse), effective(fine)))
     lines = {}
     for site in shapes:
-        at = np.flatnonzero(sites == site)
+        own = np.flatnonzero(sites == site)
         details: dict[str, Any] = {}
         worst = ("ok", 0.0, "", 0.0, 0.0)
-        for name, (mean, change, error, extrapolated) in found.items():
+        for name, (mean, change, error, extrapolated) in changes.items():
             shaped = {
                 name: mean,
                 f"{name}_change": change / sd,
                 f"{name}_error": error / sd,
                 f"extrapolated_{name}": extrapolated,
             }
-            details |= {key: value[at].reshape(shapes[site]) for key, value in shaped.items()}
-            for j in at:
+            details |= {key: value[own].reshape(shapes[site]) for key, value in shaped.items()}
+            for j in own:
                 bias, uncertain = abs(factor * change[j] / sd[j]), factor * error[j] / sd[j]
                 certain = abs(change[j]) > limit[j] * error[j] or not math.isfinite(bias)
                 verdict = graded(bias, *TOLERANCE[name]) if certain else "ok" if uncertain <= UNCERTAIN else "doubtful"

@@ -113,9 +113,9 @@ def summary(
         lines["power"] = _power(kept)
         return Summary("Verdict", lines, note, checked=_is_checked(run, kept), picture=summary_picture)
     key_scores, key_pairs, key_local = random.split(run.key, 3)
-    found = gradients(run, draws, key_scores)
-    normal = np.isfinite(found.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
-    data = WithData(run, draws, found, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
+    scores = gradients(run, draws, key_scores)
+    normal = np.isfinite(scores.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
+    data = WithData(run, draws, scores, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
     lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data) | power(data)
     if normal:
         lines |= local_lines(run, draws, key_local)

@@ -51,8 +51,8 @@ class Table(Mapping):
     @property
     def verdict(self) -> str:
         """The verdict of the worst line."""
-        found = worst(*(line.verdict for line in self.lines.values()))
-        return WORDS[found] if self.checked or found != "ok" else "unchecked"
+        worst_verdict = worst(*(line.verdict for line in self.lines.values()))
+        return WORDS[worst_verdict] if self.checked or worst_verdict != "ok" else "unchecked"
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         line = self.lines[key]
@@ -143,9 +143,9 @@ class Summary(Table):
     """
 
     def __str__(self) -> str:
-        told = [f"{verdict}: {text}" for verdict, text in self._doubts]
+        doubts = [f"{verdict}: {text}" for verdict, text in self._doubts]
         rest = [*_aligned(self._in_short), _wrapped(self.note), "print(summary(...).all()) shows all lines."]
-        return "\n".join([f"{self.title}: {self.verdict}", *map(_wrapped, told), *(line for line in rest if line)])
+        return "\n".join([f"{self.title}: {self.verdict}", *map(_wrapped, doubts), *(line for line in rest if line)])
 
     def _repr_html_(self) -> str:
         shown = self._title + (html.table(self._doubts) if self._doubts else "") + html.table(self._in_short)
@@ -154,12 +154,12 @@ class Summary(Table):
     @property
     def _doubts(self) -> list[tuple[str, str]]:
         """Verdict and text of the lines that are not ok, the worst first, and each remedy once."""
-        doubts, told = [], set()
+        doubts, remedies = [], set()
         failed = [(key, line) for key, line in self.lines.items() if line.failed]
         for key, line in sorted(failed, key=lambda item: -ORDER.index(item[1].verdict)):
-            text = line.advice if line.remedy not in told else f"{line.seen}."
+            text = line.advice if line.remedy not in remedies else f"{line.seen}."
             doubts.append((line.verdict, f"{line.title or key}: {text}"))
-            told.add(line.remedy)
+            remedies.add(line.remedy)
         return doubts
 
     @property

@@ -236,24 +236,24 @@ class Recipe(Dynamics):
         slope = layout.ravel(self._slope(phase))
         slope = slope.at[layout.z].add(layout.ravel(Phase(gradient))) if self.kinetic else layout.ravel(Phase(gradient))
         x, drift = layout.ravel(phase), jnp.zeros_like(slope)
-        for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
-            if of is None:
+        for what, value, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
+            if value is None:
                 continue
-            matrix = self._matrix(what, of, phase, layout, sign)
+            matrix = self._matrix(what, value, phase, layout, sign)
             product = matrix.times(slope)
             if sign < 0:
                 heat, size = slope @ product, jnp.linalg.norm(slope) * jnp.linalg.norm(product)
                 product = jnp.where(jnp.abs(heat) > _tolerance(x) * size, jnp.nan, product)  # not skew
             drift = drift - product
-            if callable(of):
-                at = lambda x, what=what, of=of, sign=sign: self._matrix(  # noqa: E731
-                    what, of, layout.unravel(x, phase), layout, sign
+            if callable(value):
+                matrix_at = lambda x, what=what, value=value, sign=sign: self._matrix(  # noqa: E731
+                    what, value, layout.unravel(x, phase), layout, sign
                 )
-                drift = drift + divergence(at, x, signs, self.exact)
+                drift = drift + divergence(matrix_at, x, signs, self.exact)
         return layout.unravel(drift, phase)
 
-    def _matrix(self, what, of, phase, layout, sign):
-        value = of(phase) if callable(of) else of
+    def _matrix(self, what, given, phase, layout, sign):
+        value = given(phase) if callable(given) else given
         matrix = Matrix(what, value, layout, sign)
         if what == "D" and matrix.map is not None and matrix.map.factor is None:
             raise ValueError("D is a LinearMap without a factor=. Its noise needs one: v -> F v with F F' = D.")
@@ -286,9 +286,9 @@ class Recipe(Dynamics):
     def report(self, phase: Phase, h: jax.Array) -> Any:
         layout = Layout(phase)
         report = {} if self.D is None else {"noise": self._covariance(phase, layout, h).shown()}
-        for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
-            if of is not None:
-                report[what] = self._matrix(what, of, phase, layout, sign).shown()
+        for what, value, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
+            if value is not None:
+                report[what] = self._matrix(what, value, phase, layout, sign).shown()
         return report
 
     def check(self, report: Any, phase: Phase) -> None:

@@ -113,7 +113,7 @@ class Chain:
 
     def begin(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """The state at the start of a transition, with the key of its steps."""
-        marks = RarelyChanging.of(state.marks)
+        marks = RarelyChanging.unpacked(state.marks)
         changed = (marks.fingerprint != fingerprint) & (marks.fingerprint != 0) & (fingerprint != 0)
         return state._replace(
             i=jnp.asarray(state.i, jnp.uint32),
@@ -133,7 +133,7 @@ class Chain:
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates, state.settings.contiguous)
-        marks = RarelyChanging.of(state.marks)
+        marks = RarelyChanging.unpacked(state.marks)
         position = self.position(potential, state)
         h = self.step_size(state)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # differs from every key of a split
@@ -142,15 +142,15 @@ class Chain:
         def gradient_fn(z: Sites) -> Evaluation:
             return self.evaluate(potential, z, rows, gradient_state, key_model, read)
 
-        old, at = state.phase, gradient_in_x(gradient_fn, state.settings.coordinates, potential.prototype)
+        old, gradient_at = state.phase, gradient_in_x(gradient_fn, state.settings.coordinates, potential.prototype)
         if isinstance(self.dynamics, Adaptive):
             old = self.dynamics.adapt(old, state.i, marks.num_warmup)
         noise_free = self._noise_free(state.i, marks.wraps)
         metropolis = self.passes_a_test(potential)
         integrator: Any = self.integrator
         step = integrator.observed_step if metropolis else integrator.step
-        of = self.dynamics, old, state.gradient, h, at, key_noise
-        new, gradient, evaluations, *around_noise = step(*of, **noise_free)
+        arguments = self.dynamics, old, state.gradient, h, gradient_at, key_noise
+        new, gradient, evaluations, *around_noise = step(*arguments, **noise_free)
         last = evaluations[-1]  # every word evaluates at least once: the position has moved since the previous step
         # outside a hard support the energy is infinite, but its gradient may be finite
         finite = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
@@ -164,7 +164,7 @@ class Chain:
         taken, new = self.with_falls(taken, finite & ~accepted, old, new, gradient)
         phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite)))
         i = state.i + 1
-        return state.at(
+        return state.with_phase(
             phase,
             i=i,
             marks=state.marks.at[0].add(i == 0),
@@ -223,14 +223,14 @@ class Chain:
             inside = jnp.isfinite(potential.prior(self.position(potential, state), key))
             start = state if self.integrator.evaluates_start else before
             phase = trees.where(inside, state.phase, self._back(start))
-            state = state.at(
+            state = state.with_phase(
                 phase,
                 diverging=state.diverging | ~inside,
                 refused=jnp.where(inside, state.refused, jnp.maximum(state.refused, before.refused) + 1),
             )
         temperature = self.dynamics.temperature(state.phase)
         if not isinstance(temperature, tuple):
-            for noise_free in self._noise_free(state.i - 1, RarelyChanging.of(state.marks).wraps).values():
+            for noise_free in self._noise_free(state.i - 1, RarelyChanging.unpacked(state.marks).wraps).values():
                 temperature = jnp.where(noise_free, jnp.nan, temperature)
         z = potential.in_variables_of(usual, self.position(potential, state))
         return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
@@ -281,7 +281,7 @@ class Chain:
 
     def step_size(self, state: SGMCMCState) -> jax.Array:
         """h of the next step."""
-        return self.h(state.i, RarelyChanging.of(state.marks).wraps, state.z)
+        return self.h(state.i, RarelyChanging.unpacked(state.marks).wraps, state.z)
 
     def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""
@@ -321,7 +321,7 @@ class Chain:
 
     def is_sampling(self, state: SGMCMCState) -> jax.Array:
         """Whether the warm-up has ended."""
-        marks = RarelyChanging.of(state.marks)
+        marks = RarelyChanging.unpacked(state.marks)
         wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
         return (wraps > 0) | (i > end)
 

@@ -58,12 +58,13 @@ class Chains:
         given = chain.centering
         centering = fitted(given, potential.hierarchical_sites, potential.prototype) if given else ()
         single = is_key(rng_key)
-        of = 1 if single else len(rng_key), centering, fingerprint
-        one = partial(self._one, min(num_warmup * (chain.steps_per_sample or 1), 2**32 - 1), *of)
-        state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+        chains = 1 if single else len(rng_key)
+        steps = min(num_warmup * (chain.steps_per_sample or 1), 2**32 - 1)
+        start_one = partial(self._one, steps, chains, centering, fingerprint)
+        state, energies = start_one(rng_key, init_params) if single else jax.vmap(start_one)(rng_key, init_params)
         state = state._replace(settings=Settings(centering=centering))
         state = chain.begin_warm_up(potential, state, energies, num_warmup, init_params is not None)
-        return RunCheck(chain, potential).start(state, of[0]), energies
+        return RunCheck(chain, potential).start(state, chains), energies
 
     def _one(
         self, steps: int, chains: int, centering: Any, fingerprint: int, rng_key: jax.Array, init_params: Sites | None
@@ -119,7 +120,7 @@ class Chains:
         potential, chain = self.potential, self.chain
         batched = jnp.ndim(state.i) == 1
         axes = axes_of_chains(chain) if batched else None
-        over_chains = lambda fn, *of: jax.vmap(fn, of or (axes,), axes) if batched else fn  # noqa: E731
+        over_chains = lambda fn, *in_axes: jax.vmap(fn, in_axes or (axes,), axes) if batched else fn  # noqa: E731
         if self.searching:
             state = chain.before(potential, state)
         steps = state.settings.steps_per_sample if chain.steps_per_sample is None else chain.steps_per_sample

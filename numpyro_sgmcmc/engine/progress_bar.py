@@ -40,8 +40,8 @@ class Bar:
         self._before, self._looked, self._text = None, None, text
 
     def __call__(self, state: Any) -> str:
-        found = getattr(getattr(state, "settings", None), "steps_per_sample", None)
-        before, self._before = self._before, (state.i, state.marks, state.refused, found)
+        steps = getattr(getattr(state, "settings", None), "steps_per_sample", None)
+        before, self._before = self._before, (state.i, state.marks, state.refused, steps)
         if before is None or (self._looked is not None and time.monotonic() - self._looked[0] < READABLE):
             return self._text
         if all(not isinstance(x, Tracer) and x.is_ready() for x in jax.tree.leaves(before)):

@@ -53,7 +53,7 @@ class RunCheck:
     def averages(self) -> ScoreAverages:
         """The averages of the model."""
         inside = [name for name, site in self.potential.structure.latents.items() if site.plates]
-        return ScoreAverages.of(self.potential.prototype, inside)
+        return ScoreAverages.for_model(self.potential.prototype, inside)
 
     def start(self, state: SGMCMCState, chains: int) -> SGMCMCState:
         """A new state, with the averages of no draws yet; without them if the draws are not checked."""
@@ -90,7 +90,7 @@ class RunCheck:
         due = sampling & (scores.draws % period == 0)
         scores = lax.fori_loop(0, due.astype(jnp.int32), add, scores)
         if not self.chain.tuned:
-            marks = RarelyChanging.of(state.marks)
+            marks = RarelyChanging.unpacked(state.marks)
             i, end = (jnp.ravel(x)[0] for x in (state.i, marks.num_warmup))
             late = ~sampling & (i > end // 2)
             learn = lambda _, scores: scores.learn(self._over(state, _position))  # noqa: E731
@@ -115,8 +115,8 @@ class RunCheck:
         z = self.chain.position(self.potential, state)
 
         def of_rows(k):
-            at = RowsState(rng_key, jnp.uint32(k))
-            rows, _ = next_rows(self.chain.rows, at, self.potential.plates, state.settings.contiguous)
+            rows_state = RowsState(rng_key, jnp.uint32(k))
+            rows, _ = next_rows(self.chain.rows, rows_state, self.potential.plates, state.settings.contiguous)
             key_model = random.fold_in(rng_key, k)
             return raveled(self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient)
 

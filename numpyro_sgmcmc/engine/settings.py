@@ -127,6 +127,8 @@ def _verdicts(mcmc: MCMC, averages: ScoreAverages, scores: Scores, limit: float)
     if run is not None and run.verdict.decides:  # the draws decide, not those of the warm-up
         of_warm_up = ["right"] * len(of_warm_up)
     if run is not None and run.verdict.is_blind:
-        of_warm_up = ["unchecked" if found == "right" else found for found in of_warm_up]
-    found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
-    return np.array(found).reshape(checks.shape[:-1])
+        of_warm_up = ["unchecked" if verdict == "right" else verdict for verdict in of_warm_up]
+    verdicts = (
+        of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)
+    )  # a doubt is never better than the check
+    return np.array(verdicts).reshape(checks.shape[:-1])

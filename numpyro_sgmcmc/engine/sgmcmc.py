@@ -245,7 +245,8 @@ class SGMCMC(MCMCKernel):
         kernel = self.replace(chain=self.chain.for_run(potential, rng_key, on_potential))
         search = kernel._announced(potential)
         mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
-        state, first = on_potential(partial(kernel._start, of=(num_warmup, mark), mapped=mapped))(rng_key, init_params)
+        start = on_potential(partial(kernel._start, num_warmup=num_warmup, mark=mark, mapped=mapped))
+        state, first = start(rng_key, init_params)
         if search:
             logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
         if not mapped:
@@ -268,12 +269,19 @@ class SGMCMC(MCMCKernel):
         return search
 
     def _start(
-        self, potential: ModelPotential, rng_key: jax.Array, init_params: Sites | None, *, of: tuple, mapped: bool
+        self,
+        potential: ModelPotential,
+        rng_key: jax.Array,
+        init_params: Sites | None,
+        *,
+        num_warmup: int,
+        mark: int,
+        mapped: bool,
     ) -> tuple[SGMCMCState, Any]:
         """
         The initial state, and what the checks of the start need: position and a key of the first chain, and energies.
         """
-        state, energies = self.chains_for(potential).start(rng_key, init_params, *of)
+        state, energies = self.chains_for(potential).start(rng_key, init_params, num_warmup, mark)
         z, key = state.z, state.rng_key
         if not is_key(rng_key):
             z, key = jax.tree.map(lambda x: x[0], (z, key))
@@ -296,7 +304,7 @@ class SGMCMC(MCMCKernel):
         """Checks that need the values at the start, for a dynamics that is ``Checked``."""
         if isinstance(self.dynamics, Checked):
             bound: Any = lambda potential: self.chain_for(potential).dynamics  # noqa: E731
-            report = on_potential(lambda potential, *at: bound(potential).report(*at))
+            report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
             self.dynamics.check(report(phase, h), phase)
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
@@ -313,11 +321,12 @@ class SGMCMC(MCMCKernel):
 
     def potential(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential that is sampled."""
-        return ModelPotential.of(self.sampled_model, model_args, model_kwargs, self._batch_size, self.transforms)
+        data = model_args, model_kwargs
+        return ModelPotential.from_model(self.sampled_model, *data, self._batch_size, self.transforms)
 
     def potential_of_values(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential of NumPyro's unconstrained values."""
-        return ModelPotential.of(self.sampled_model, model_args, model_kwargs, self._batch_size)
+        return ModelPotential.from_model(self.sampled_model, model_args, model_kwargs, self._batch_size)
 
     def compiled(
         self, fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None, *, values: bool = False

@@ -55,7 +55,7 @@ class RarelyChanging(NamedTuple):
         return jnp.stack([jnp.asarray(mark, jnp.uint32) for mark in self])
 
     @classmethod
-    def of(cls, marks: jax.Array) -> "RarelyChanging":
+    def unpacked(cls, marks: jax.Array) -> "RarelyChanging":
         """The marks from the array of a state, of one chain or several."""
         return cls(*(marks[..., k] for k in range(4)))
 
@@ -125,7 +125,7 @@ class SGMCMCState(NamedTuple):
         position = self.z if isinstance(self.x, tuple) else self.x
         return Phase(position, self.momentum, self.thermostat, self.auxiliary, self.noise_variance)
 
-    def at(self, phase: Phase, **fields: Any) -> "SGMCMCState":
+    def with_phase(self, phase: Phase, **fields: Any) -> "SGMCMCState":
         """This state at another phase, and with other values of ``fields``."""
         position, *rest = phase
         name = "z" if isinstance(self.x, tuple) else "x"
@@ -143,7 +143,7 @@ class SGMCMCState(NamedTuple):
             diverging=self.diverging,
             temperature=jnp.nan if isinstance(self.temperature, tuple) else self.temperature,
             step_size=self.step_size,
-            data_changed=RarelyChanging.of(self.marks).data_changed,
+            data_changed=RarelyChanging.unpacked(self.marks).data_changed,
             energy=self.potential_estimate,
             # chains that are tuned one by one have coordinates of their own
             place=projection(self.phase.z if batched else self.z, batched),

@@ -206,10 +206,10 @@ class TunedChain(Chain):
         potential = usual.centred(centering)
         z = jax.vmap(partial(usual.in_variables_of, potential))(z) if centering else z
         gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
-        found = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
-        settings, warm_up, phase, gradient_state, due = found
+        updated = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
+        settings, warm_up, phase, gradient_state, due = updated
         gradient_state = gradient_state if shared else without(gradient_state)
-        state = state.at(without(phase), settings=settings, warm_up=warm_up, gradient_state=gradient_state)
+        state = state.with_phase(without(phase), settings=settings, warm_up=warm_up, gradient_state=gradient_state)
         if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
             state = state._replace(last_finite=jnp.where(due, state.x, state.last_finite))
         if not self.integrator.carries_gradient:

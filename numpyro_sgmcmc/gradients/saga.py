@@ -223,8 +223,8 @@ class SAGA(GradientEstimator):
         epoch = i // steps
         due = (i % steps == 0) & (epoch > 0) & ((epoch & (epoch - 1) == 0) | (epoch % 16 == 0))
 
-        def sum_up(at):
-            z, table, old = at
+        def sum_up(current):
+            z, table, old = current
             new = self._form.total(potential, z, table, length)
             return trees.where(trees.all_finite(new), new, old)  # steps with non-finite rows are refused
 

@@ -103,7 +103,7 @@ def _centred(centering: Sites, transforms: Transforms, name: str, fn: Distributi
     return form.transform(centering[name]) if form else given_transform(name, fn, transforms)
 
 
-def location_scale_sites(
+def location_and_scale_parents(
     trace: Callable[[Sites], Mapping[str, Any]], structure: Structure, transforms: Transforms | None
 ) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """
@@ -116,7 +116,7 @@ def location_scale_sites(
     """
 
     def parameters(z):
-        found, tr = {}, trace(z)
+        parameters_of, tr = {}, trace(z)
         for name in z:
             site, scale = tr[name], structure.sites[name].scale
             form = form_of(site["fn"])
@@ -124,15 +124,15 @@ def location_scale_sites(
             own = given_transform(name, site["fn"], transforms or {}) is not None
             left_out = replaced or own or scale != 1 or SCAN_INDEX in site["infer"]
             if form is not None and not left_out and jnp.shape(site["value"]) == z[name].shape:
-                found[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
-        return found
+                parameters_of[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
+        return parameters_of
 
     prototype = structure.prototype
     closed, out = jax.make_jaxpr(parameters, return_shape=True)(prototype)
     inputs = [Fact(frozenset([name])) for name in sorted(prototype)]  # dicts are flattened in the order of their keys
     facts, _ = follow(closed, inputs, lambda constant: "")
-    found = jax.tree.unflatten(jax.tree.structure(out), facts)
-    return {name: (loc.depends, scale.depends) for name, (loc, scale) in found.items()}
+    parameters_of = jax.tree.unflatten(jax.tree.structure(out), facts)
+    return {name: (loc.depends, scale.depends) for name, (loc, scale) in parameters_of.items()}
 
 
 def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:

@@ -59,16 +59,18 @@ class NonCentred:
         outputs = jax.tree.unflatten(jax.tree.structure(shapes), self._program.outputs)
         self._rows = dict(zip(self._program.inputs[len(self._names) :], jax.tree.leaves(dict(rows))))
         by_row, of_latents = map(self._program.dependents, (self._rows, self._inputs.values()))
-        found = {}
+        replaced = {}
         for name in names:
             others = {k for site, leaves in outputs.items() if site != name for k in jax.tree.leaves(leaves)}
             chosen = self._chosen(self._inputs[name], others, by_row, of_latents)
             if chosen is not None:
-                found[name] = chosen
+                replaced[name] = chosen
         # the location and the scale of a site can depend on the sites whose values are computed before
-        self._values = {name: number for name, (number, _) in sorted(found.items(), key=lambda item: item[1][0])}
+        self._values = {name: number for name, (number, _) in sorted(replaced.items(), key=lambda item: item[1][0])}
         self.scales = {
-            name: frozenset(site for site, k in self._inputs.items() if self._program.dependents([k]) & found[name][1])
+            name: frozenset(
+                site for site, k in self._inputs.items() if self._program.dependents([k]) & replaced[name][1]
+            )
             for name in self._values
         }
 

@@ -26,7 +26,7 @@ from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
-from numpyro_sgmcmc.model.centering import LocationScale, centred_transforms, form_of, location_scale_sites
+from numpyro_sgmcmc.model.centering import LocationScale, centred_transforms, form_of, location_and_scale_parents
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.model.non_centred import NonCentred
@@ -75,7 +75,7 @@ class ModelPotential:
             self._model = handlers.substitute(model, data=self._frozen())
 
     @classmethod
-    def of(
+    def from_model(
         cls,
         model: Any,
         model_args: tuple,
@@ -304,7 +304,7 @@ class ModelPotential:
     def _hierarchies(self) -> tuple[dict[str, frozenset[str]], NonCentred]:
         """The sites that the model has centred, with those on which their scales depend; those it has non-centred."""
         trace = lambda z: self._trace(z, self.some_rows(), None)  # noqa: E731
-        forms = location_scale_sites(trace, self.structure, self.transforms)
+        forms = location_and_scale_parents(trace, self.structure, self.transforms)
         centred = {name: scale for name, (loc, scale) in forms.items() if loc | scale}
         return centred, self._non_centred_among(forms.keys() - centred.keys())
 

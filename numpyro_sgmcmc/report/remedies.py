@@ -25,7 +25,7 @@ class Remedies(NamedTuple):
     arriving: bool = False  # whether the chains were still on their way when the draws began
 
     @classmethod
-    def of(cls, monitor: Monitor) -> "Remedies":
+    def for_run(cls, monitor: Monitor) -> "Remedies":
         """The remedies for the run with this monitor."""
         tuned, inflated = bool(np.any(monitor.num_steps)), not np.all(monitor.inflation[:, -1] <= NOISY)
         noisy = not tuned or bool(np.any(monitor.noise[:, -1]))

@@ -63,7 +63,7 @@ def _rebuild(fixed: tuple[int, ScoreAverages], children: Any) -> Any:
     collected = Collected(packed, *fixed)
     if not collected.is_whole_run():
         return collected
-    monitor = Monitor.of(packed)
+    monitor = Monitor.unpacked(packed)
     if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
         _reported[0] = weakref.ref(packed)
         report(monitor, collected.averages, collected.chains)

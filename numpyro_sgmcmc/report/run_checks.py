@@ -75,12 +75,12 @@ class Kept:
     def verdict(self) -> RunVerdict:
         """The verdict of the identities of the score at the draws."""
         kept, shape = self.monitor._asdict(), np.shape(self.monitor.step_size)
-        return RunVerdict.of(RunNumbers(*(np.broadcast_to(kept[name], shape) for name in RunNumbers._fields)))
+        return RunVerdict.from_numbers(RunNumbers(*(np.broadcast_to(kept[name], shape) for name in RunNumbers._fields)))
 
     @cached_property
     def use(self) -> Remedies:
         """What the user may change."""
-        return Remedies.of(self.monitor)
+        return Remedies.for_run(self.monitor)
 
     @cached_property
     def stuck(self) -> np.ndarray:
@@ -233,13 +233,13 @@ def verdict_on_warm_up(scores: Any, limit: float) -> str:
 
 @CHECKS.add("score identities during the run", ERRORS, "certain errors <= {0}", "Use {run.use.accurate}")
 def run_scores(run: Kept) -> Line | None:
-    found = run.verdict
-    if not found.verdict:
+    verdict = run.verdict
+    if not verdict.verdict:
         return None
-    numbers, draws = found.numbers, run.monitor.step_size.shape[1]
+    numbers, draws = verdict.numbers, run.monitor.step_size.shape[1]
     size = abs(numbers.size) if numbers.score > 1 else 0.0
-    shown = f"{numbers.score:.2g} of the bound; {found.power(draws)}"
-    return Line(numbers.score, shown, seen=found.words(run.averages), size=size, details=numbers._asdict())
+    shown = f"{numbers.score:.2g} of the bound; {verdict.power(draws)}"
+    return Line(numbers.score, shown, seen=verdict.words(run.averages), size=size, details=numbers._asdict())
 
 
 @CHECKS.add("energy", (0, math.inf), "constant", f"Use {MORE_WARM_UP}")

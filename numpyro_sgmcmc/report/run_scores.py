@@ -58,7 +58,7 @@ class ScoreAverages(NamedTuple):
     in_plates: frozenset[str] = frozenset()  # names of the sites in plates, whose elements are not global
 
     @classmethod
-    def of(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "ScoreAverages":
+    def for_model(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "ScoreAverages":
         """The averages of a model whose latents have these shapes."""
         return cls(tuple((name, prototype[name].size) for name in sorted(prototype)), frozenset(in_plates))
 
@@ -162,8 +162,8 @@ class RunScores(NamedTuple):
         """
         # the positions of the warm-up count as one, because they may be far away
         begins = (self.draws == 0) & (self.places > 0)
-        one = self._replace(places=jnp.where(begins, 1, self.places), spread=jnp.where(begins, 0, self.spread))
-        away, places, center, spread = one._moved(z)
+        restarted = self._replace(places=jnp.where(begins, 1, self.places), spread=jnp.where(begins, 0, self.spread))
+        away, places, center, spread = restarted._moved(z)
         scale = jnp.sqrt(diagonal)
         product = away * v / diagonal - 1
         means = self.means.add(jnp.concatenate([v / scale, product, averages.over_sites(product)], -1))
@@ -184,16 +184,16 @@ class RunScores(NamedTuple):
 
 def _numbers(averages: ScoreAverages, means: BlockMeans, sd: jax.Array) -> jax.Array:
     """:class:`RunNumbers` of the averages, as one array."""
-    found, d = means.estimates(), averages.coordinates
+    estimates, d = means.estimates(), averages.coordinates
     limits = jnp.asarray(averages.limits(), sd.dtype)
     # the error of a mean is that of u, in units of the draws' sd
     units = jnp.concatenate([sd, jnp.ones(len(limits) - d, sd.dtype)])
-    size, error = found.mean * units, found.error * units
-    score = jnp.where(found.count > FEW, found.scores() / limits, 0)
-    score = jnp.where(jnp.isnan(found.mean), jnp.inf, score)
+    size, error = estimates.mean * units, estimates.error * units
+    score = jnp.where(estimates.count > FEW, estimates.scores() / limits, 0)
+    score = jnp.where(jnp.isnan(estimates.mean), jnp.inf, score)
     # of those that are certain the largest, otherwise that with the largest score
     rank = jnp.where(score > 1, 1 + jnp.nan_to_num(jnp.abs(size), nan=jnp.inf), jnp.minimum(score, 1))
     worst = jnp.argmax(rank)
-    least = jnp.where(averages.is_global(), (found.visible(limits) * units)[: 2 * d].reshape(2, d), 0).max(1)
-    numbers = RunNumbers(found.count, worst, size[worst], error[worst], score.max(), *least)
+    least = jnp.where(averages.is_global(), (estimates.visible(limits) * units)[: 2 * d].reshape(2, d), 0).max(1)
+    numbers = RunNumbers(estimates.count, worst, size[worst], error[worst], score.max(), *least)
     return jnp.stack([number.astype(sd.dtype) for number in numbers])

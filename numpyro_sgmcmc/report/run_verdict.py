@@ -18,7 +18,7 @@ class RunVerdict(NamedTuple):
     verdict: str  # "ok", "doubtful", "wrong", or empty if the draws were not checked
 
     @classmethod
-    def of(cls, numbers: RunNumbers) -> "RunVerdict":
+    def from_numbers(cls, numbers: RunNumbers) -> "RunVerdict":
         """
         The verdict at the end of a run.
 
@@ -28,7 +28,8 @@ class RunVerdict(NamedTuple):
         last = np.stack([np.asarray(part, float)[:, -1] for part in numbers], -1)
         chains = np.unique(last, axis=0)
         of_chain = [RunNumbers(*row) for row in chains.tolist()]
-        worst = max(of_chain, key=lambda one: (one.score > 1) * (abs(one.size) if one.size == one.size else np.inf))
+        size = lambda chain: np.inf if np.isnan(chain.size) else abs(chain.size)  # noqa: E731
+        worst = max(of_chain, key=lambda chain: size(chain) if chain.score > 1 else 0)
         least = np.sqrt((chains[:, -2:] ** 2).mean(0) / len(chains)).tolist()
         numbers = worst._replace(gradients=float(chains[:, 0].sum()), least_shift=least[0], least_inflation=least[1])
         if not numbers.gradients > FEW:

@@ -23,7 +23,7 @@ class Averages(NamedTuple):
     variance: Any
 
     @classmethod
-    def of(cls, moments: "Moments", chains: int) -> "Averages":
+    def from_moments(cls, moments: "Moments", chains: int) -> "Averages":
         """``moments``: moments, with chains along the first axis if there are several."""
         count = int(np.ravel(moments.count)[0])
         front = (lambda x: np.asarray(x)) if chains > 1 else (lambda x: np.asarray(x)[None])

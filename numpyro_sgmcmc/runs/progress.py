@@ -58,5 +58,5 @@ class Pace:
 
 def _steps(carry: Carry) -> int:
     """Steps that the chains have made, including those before their 32-bit counter started again at 0."""
-    wraps = RarelyChanging.of(carry.state.marks).wraps
+    wraps = RarelyChanging.unpacked(carry.state.marks).wraps
     return int(np.ravel(carry.state.i)[0]) + 2**32 * int(np.ravel(wraps)[0])

@@ -137,7 +137,7 @@ class Arrow:
             signs = of_family(directions[first])[:, :1]
             own.append(jnp.moveaxis(signs * jax.vmap(of_family)(products[first : first + b]), 0, -1))
             first += b
-        return common, own, [jnp.moveaxis(of, 0, -1) for of in members]
+        return common, own, [jnp.moveaxis(border, 0, -1) for border in members]
 
     def whitening(
         self, hessian: Blocks, length: jax.Array, most: float, blocks: Any = None

@@ -167,7 +167,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def is_wide(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> bool:
+def is_high_dimensional(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> bool:
     """Whether there are too many coordinates for a full matrix."""
     return sum(site.size for site in prototype.values()) > DENSE
 
@@ -181,9 +181,9 @@ def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) ->
     :raises ValueError: for names that are not latent sites or are in two tuples, or tuples with too many coordinates
         for a full matrix.
     """
-    if dense_mass is True or (is_wide(prototype) and not dense_mass):
+    if dense_mass is True or (is_high_dimensional(prototype) and not dense_mass):
         return None
-    if is_wide(prototype):
+    if is_high_dimensional(prototype):
         raise ValueError(
             f"dense_mass={dense_mass!r} needs a matrix over all coordinates, but the model has more than {DENSE}. Use "
             "dense_mass=True, a diagonal plus a few directions, or dense_mass=False, a diagonal."

@@ -59,8 +59,8 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
 
     def of_all(potential, a, rows, key):
         del a
-        found = {name: curvature(name, lambda z: potential.estimate(z, rows, key)) for name in sites}
-        return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
+        curvatures = {name: curvature(name, lambda z: potential.estimate(z, rows, key)) for name in sites}
+        return {name: curvatures.get(name, jnp.zeros_like(x)) for name, x in z.items()}
 
     total = over_all_rows(written, of_all, a, key_model)
     forms, shares = written.forms(a), {}

@@ -111,10 +111,10 @@ def layout_of(potential: ModelPotential, coupled: Any) -> Layout | None:
     d = sum(sizes.values())
     if d <= FROM:
         return None
-    found = candidates(sites)
+    families = candidates(sites)
     chosen: list[dict[str, tuple[int, ...]]] = []
-    for key in sorted(found, key=lambda key: -sum(sizes[name] for name in found[key])):
-        members = found[key]
+    for key in sorted(families, key=lambda key: -sum(sizes[name] for name in families[key])):
+        members = families[key]
         b = sum(sizes[name] for name in members) // key[1]
         if b <= LARGEST and not coupled(_layout(potential, [members])):
             chosen.append(members)

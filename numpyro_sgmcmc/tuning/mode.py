@@ -111,7 +111,7 @@ def find_mode(
             'local= has start="previous", but find_mode keeps no values from visit to visit. Use start=None or a '
             "function."
         )
-    ModelPotential.of(model, args, kwargs, batch_size)  # checks the model before anything is compiled
+    ModelPotential.from_model(model, args, kwargs, batch_size)  # checks the model before anything is compiled
     start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
     z, energies = start(key_start)
     check_energies(energies)

@@ -126,21 +126,21 @@ def evidence(moments: Moments) -> Evidence:
     )
 
 
-def together(found: Evidence, earlier: jax.Array) -> Evidence:
+def together(statistics: Evidence, earlier: jax.Array) -> Evidence:
     """
     The evidence whose z-scores are those of two rounds.
 
     :param earlier: z-scores of the first of them, shape ``(2, d)``; 0 if there was none.
     """
     several = jnp.where((earlier != 0).any(), jnp.sqrt(2.0), 1.0)
-    gradient, virial = (jnp.stack([found.gradient, found.virial]) + earlier) / several
-    return found._replace(gradient=gradient, virial=virial)
+    gradient, virial = (jnp.stack([statistics.gradient, statistics.virial]) + earlier) / several
+    return statistics._replace(gradient=gradient, virial=virial)
 
 
-def is_lost(found: Evidence) -> jax.Array:
+def is_lost(statistics: Evidence) -> jax.Array:
     """Whether the draws say nothing: they are not finite, far from the normal approximation, or far from each other."""
-    near = (jnp.maximum(found.mean**2, found.variance) <= FAR**2).all() & (found.r_hat <= APART).all()
-    return ~(near & trees.all_finite(found))
+    near = (jnp.maximum(statistics.mean**2, statistics.variance) <= FAR**2).all() & (statistics.r_hat <= APART).all()
+    return ~(near & trees.all_finite(statistics))
 
 
 def score_limit(coordinates: int, chains: int) -> float:
@@ -153,7 +153,7 @@ def score_limit(coordinates: int, chains: int) -> float:
     return float(largest_z_score(2 * coordinates, BLOCKS * chains - 1))
 
 
-def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
+def stretch(moments: Moments, statistics: Evidence) -> tuple[jax.Array, jax.Array]:
     """
     The factors by which L is rescaled, and their axes. The axes are the eigenvectors of the draws' covariance. The
     factors are the roots of the eigenvalues, or 1 for eigenvalues in the range that the same number of draws of N(0, 1)
@@ -161,9 +161,9 @@ def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
     """
     chains = moments.blocks.shape[2]
     n = moments.draws * chains
-    effective = jnp.maximum(found.effective, 2.0)
-    d = found.mean.size
-    covariance = moments.outer / n - jnp.outer(found.mean, found.mean)
+    effective = jnp.maximum(statistics.effective, 2.0)
+    d = statistics.mean.size
+    covariance = moments.outer / n - jnp.outer(statistics.mean, statistics.mean)
     values, vectors = axes_of(covariance)
     return _outside(values, d / effective, jnp.sqrt(jnp.maximum(values, 1e-12))), vectors
 

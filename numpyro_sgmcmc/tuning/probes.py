@@ -55,11 +55,11 @@ def probe(
     """
     unravel = unraveler(potential.prototype)
 
-    def one(x, key, gradient_state):
+    def probe_chain(x, key, gradient_state):
         first, second, key_away = random.split(key, 3)
         away = reach * noise.normal(key_away, x.shape, x.dtype)
 
-        def at(x, key):
+        def gradient_at(x, key):
             z = unravel(coordinates.to_z(x))
             key_rows, key_model = random.split(key)
             drawn, _ = next_rows(rows, RowsState(key_rows, jnp.uint32(0)), potential.plates, contiguous)
@@ -68,8 +68,8 @@ def probe(
             return coordinates.pull_back(raveled(evaluation.gradient))
 
         places, keys = jnp.stack([x, x, x + away, x - away]), jnp.stack([first, second, first, first])
-        here, other, *ends = jax.vmap(at)(places, keys)
+        here, other, *ends = jax.vmap(gradient_at)(places, keys)
         return Probe(here, other, (ends[0] + ends[1]) / 2 - here)
 
     axis = None if gradient.shared else 0
-    return jax.vmap(one, (0, 0, axis))(x, random.split(rng_key, len(x)), gradient_state)
+    return jax.vmap(probe_chain, (0, 0, axis))(x, random.split(rng_key, len(x)), gradient_state)

@@ -23,7 +23,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
-from numpyro_sgmcmc.tuning.coordinates import is_wide
+from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise, trees
@@ -81,11 +81,11 @@ def best_of_several(
 def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
     """The energy where it has a finite gradient, otherwise infinity: no sampler can start elsewhere."""
 
-    def at(z):
+    def energy_at(z):
         value, gradient = jax.value_and_grad(energy)(z)
         return jnp.where(trees.all_finite((value, gradient)), value, jnp.inf)
 
-    return at
+    return energy_at
 
 
 def descents_of(potential: Potential, observed: int, chains: int) -> int:
@@ -95,7 +95,7 @@ def descents_of(potential: Potential, observed: int, chains: int) -> int:
 
     :param int observed: observed numbers in one evaluation of the potential.
     """
-    if is_wide(potential.prototype) or (not potential.plates and observed > DESCENT_ROWS):
+    if is_high_dimensional(potential.prototype) or (not potential.plates and observed > DESCENT_ROWS):
         return 0
     return max(1, DESCENTS // chains)
 

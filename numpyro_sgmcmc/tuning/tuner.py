@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import is_contiguous, is_undecided
 from numpyro_sgmcmc.tuning.arrow import Arrow
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, unraveler
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_high_dimensional, product, unraveler
 from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import VECTORS
 from numpyro_sgmcmc.tuning.noise_samples import (
@@ -45,7 +45,7 @@ from numpyro_sgmcmc.tuning.noise_samples import (
 )
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, stretch, together
 from numpyro_sgmcmc.tuning.probes import probe
-from numpyro_sgmcmc.tuning.search import Found, search
+from numpyro_sgmcmc.tuning.search import Approximation, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.warm_up import CHECKED, Scores, Settings, WarmUp
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme
@@ -77,7 +77,7 @@ class Tuner:
         if self.layout is not None:
             nothing = jnp.zeros(d, dtype)
             coordinates, places = Arrow.diagonal(nothing, nothing, self.layout), WIDE_PROBES
-        elif is_wide(potential.prototype):
+        elif is_high_dimensional(potential.prototype):
             k, places = 2 * VECTORS if self.dense_mass is True else 0, WIDE_PROBES
             nothing = jnp.zeros(d, dtype)
             coordinates = LowRank(nothing, nothing + 1, jnp.zeros((d, k), dtype), jnp.ones(k, dtype))
@@ -133,19 +133,19 @@ class Tuner:
         looks = end >= SHORTEST
         correction = looks & (t == jnp.stack([end // 8, end // 4, end // 2])).any()
         halfway, last = ((end >= CHECKED) & (t == check) for check in (3 * end // 4, end))
-        found = lax.cond(correction | halfway | last, evidence, _nothing_seen, warm_up.moments)
-        found = trees.where(last, together(found, warm_up.earlier), found)
-        settings = replace(settings, scores=trees.where(last, Scores.of(found), settings.scores))
-        earlier = jnp.where(halfway, jnp.stack([found.gradient, found.virial]), warm_up.earlier)
+        statistics = lax.cond(correction | halfway | last, evidence, _nothing_seen, warm_up.moments)
+        statistics = trees.where(last, together(statistics, warm_up.earlier), statistics)
+        settings = replace(settings, scores=trees.where(last, Scores.from_evidence(statistics), settings.scores))
+        earlier = jnp.where(halfway, jnp.stack([statistics.gradient, statistics.virial]), warm_up.earlier)
         warm_up = warm_up._replace(earlier=earlier)
-        due = (t == 0) | correction | ((halfway | last) & warm_up.is_too_large(settings.step_size, found))
+        due = (t == 0) | correction | ((halfway | last) & warm_up.is_too_large(settings.step_size, statistics))
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(warm_up.moments.draws.astype(jnp.int32), len(warm_up.moments.places))
-        drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(found), drawn, len(warm_up.moments.places))
+        drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(statistics), drawn, len(warm_up.moments.places))
         operands = settings, warm_up, phase.z, gradient_state
 
         def change(operands):
-            return self._change(potential, z, key_change, found, *operands)
+            return self._change(potential, z, key_change, statistics, *operands)
 
         settings, warm_up, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
         begins = due | halfway
@@ -185,7 +185,7 @@ class Tuner:
         settings, warm_up, phase = lax.cond(due, settle, lambda: kept)
         return settings, warm_up, phase, gradient_state, due
 
-    def _change(self, potential, z, key, found, settings, warm_up, x, gradient_state):
+    def _change(self, potential, z, key, statistics, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x = random.split(key, 3)
@@ -199,26 +199,26 @@ class Tuner:
                 law = search(potential, z, key_search, *how)
             else:
                 curvature = jnp.asarray(self.known.curvature, x.dtype)
-                law = Found(self.known.coordinates, curvature, jnp.zeros((), x.dtype))
+                law = Approximation(self.known.coordinates, curvature, jnp.zeros((), x.dtype))
             largest = jnp.asarray(self.rule.dynamics.largest_step(law.curvature), x.dtype)
             return law.coordinates, *fresh, law.curvature, warm_up.length, largest, law.passes
 
         def by_draws():
-            center = settings.coordinates.to_z(found.mean)
+            center = settings.coordinates.to_z(statistics.mean)
             if blocks is None and settings.coordinates.is_rescaled:
-                factors, vectors = stretch(warm_up.moments, found)
-                into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
+                factors, vectors = stretch(warm_up.moments, statistics)
+                into = lambda x: product(product(x - statistics.mean, vectors) / factors, vectors.T)  # noqa: E731
                 scale = product(settings.coordinates.scale, product(vectors * factors, vectors.T))
                 moved = Coordinates(center, scale), into(x), into(places)
             else:  # do not rescale: a coordinate scaled to the width of its draws may be too stiff
-                moved = settings.coordinates._replace(center=center), x - found.mean, places - found.mean
-            lost = warm_up.is_lost(found) | ~trees.all_finite(moved)
+                moved = settings.coordinates._replace(center=center), x - statistics.mean, places - statistics.mean
+            lost = warm_up.is_lost(statistics) | ~trees.all_finite(moved)
             moved = trees.where(lost, (settings.coordinates, *fresh), moved)
             late = (warm_up.transition > warm_up.num_warmup // 8) & (warm_up.num_warmup >= CHECKED)
-            halved = lost | (late & warm_up.is_too_large(settings.step_size, found))
+            halved = lost | (late & warm_up.is_too_large(settings.step_size, statistics))
             largest = jnp.where(halved, 0.5 * warm_up.largest, warm_up.largest)
-            slow = late & (found.slowest < SLOW) & ~lost
-            longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / warm_up.length)
+            slow = late & (statistics.slowest < SLOW) & ~lost
+            longer = jnp.clip(2 * SLOW / statistics.slowest, 1, LONGEST / warm_up.length)
             length = warm_up.length * jnp.where(slow, longer, 1)
             return *moved, settings.curvature, length, largest, jnp.zeros_like(largest)
 
@@ -258,8 +258,8 @@ class Tuner:
             seen = jax.vmap(lambda noise: measured(shortened(noise)))(differences)
             kind = _quietest(first, differences)
         else:
-            of = partial(rotation, blocks=blocks_of(potential.prototype, self.dense_mass), turns=turns)
-            seen, axes = jax.vmap(of)(differences)
+            rotated = partial(rotation, blocks=blocks_of(potential.prototype, self.dense_mass), turns=turns)
+            seen, axes = jax.vmap(rotated)(differences)
             kind = _quietest(first, turned(differences, turns, axes[-1]))
             axes = axes[kind]
             coordinates = coordinates.turned(axes)

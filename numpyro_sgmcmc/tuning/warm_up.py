@@ -28,9 +28,9 @@ class Scores(NamedTuple):
     r_hat: jax.Array
 
     @classmethod
-    def of(cls, found: Evidence) -> "Scores":
+    def from_evidence(cls, statistics: Evidence) -> "Scores":
         """The scores of a round."""
-        return cls(jnp.abs(found.gradient).max(), jnp.abs(found.virial).max(), found.r_hat.max())
+        return cls(jnp.abs(statistics.gradient).max(), jnp.abs(statistics.virial).max(), statistics.r_hat.max())
 
 
 @jax.tree_util.register_dataclass
@@ -132,15 +132,15 @@ class WarmUp(NamedTuple):
         block = (self.transition - begin - 1) * BLOCKS // jnp.maximum(end - begin - 1, 1)
         return jnp.clip(block, 0, BLOCKS - 1)
 
-    def is_too_large(self, step_size: jax.Array, found: Evidence) -> jax.Array:
+    def is_too_large(self, step_size: jax.Array, statistics: Evidence) -> jax.Array:
         """
         Whether the draws of a round are not from the posterior, and perhaps because of the step size. If the noise
         keeps it far below the largest one, it is not the cause.
         """
-        scores, limit = Scores.of(found), self.score_limit
+        scores, limit = Scores.from_evidence(statistics), self.score_limit
         right = (scores.gradient <= limit) & (scores.virial <= limit)  # a score that is not a number is not right
         return (step_size > 0.7 * self.largest) & ~right
 
-    def is_lost(self, found: Evidence) -> jax.Array:
+    def is_lost(self, statistics: Evidence) -> jax.Array:
         """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""
-        return (self.num_warmup >= CHECKED) & is_lost(found)
+        return (self.num_warmup >= CHECKED) & is_lost(statistics)

@@ -58,7 +58,7 @@ def model_of(site):
 
 
 def potential_of(model, *args, **kwargs):
-    return ModelPotential.of(model, args, kwargs, None)
+    return ModelPotential.from_model(model, args, kwargs, None)
 
 
 @pytest.mark.every(2)

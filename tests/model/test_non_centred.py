@@ -44,7 +44,7 @@ def model_of(value, groups=5):
 
 
 def potential_of(model, batch_size=10):
-    return ModelPotential.of(model, (GROUP, Y), {}, batch_size)
+    return ModelPotential.from_model(model, (GROUP, Y), {}, batch_size)
 
 
 @pytest.mark.every(2)
@@ -96,7 +96,7 @@ def horseshoe(X, y, by_hand):
 
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_nothing_is_chosen_for_elements_with_scales_of_their_own(by_hand):
-    potential = ModelPotential.of(horseshoe, (jnp.ones((20, 3)), Y, by_hand), {}, 10)
+    potential = ModelPotential.from_model(horseshoe, (jnp.ones((20, 3)), Y, by_hand), {}, 10)
     assert potential.hierarchical_sites == {"z" if by_hand else "w": {"local", "tau"}}
     assert potential.sites_to_centre == {}
 
@@ -115,7 +115,7 @@ def nested(district, school, y):
 
 def test_one_level_in_another():
     arguments = jnp.array([0, 0, 1, 1, 1]), GROUP, Y
-    usual = ModelPotential.of(nested, arguments, {}, None)
+    usual = ModelPotential.from_model(nested, arguments, {}, None)
     assert set(usual.hierarchical_sites) == {"a", "d"}
     centred = usual.centred({"a": jnp.full(5, 0.4), "d": jnp.full(2, 0.7)})
     y = {"s": jnp.array([0.3, -0.2]), "m": jnp.array(1.0), "d": jnp.array([0.5, -1.0]), "a": jnp.arange(5.0)}

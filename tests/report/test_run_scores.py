@@ -39,7 +39,7 @@ def exact(key, runs=(), draws=250):
 
 
 def verdict(numbers):
-    return RunVerdict.of(RunNumbers(*(np.full((1, 1), part) for part in numbers)))
+    return RunVerdict.from_numbers(RunNumbers(*(np.full((1, 1), part) for part in numbers)))
 
 
 def test_the_levels_add_up_to_the_level_of_a_run():
@@ -112,7 +112,7 @@ def test_nothing_is_said_of_few_gradients_and_all_of_those_that_are_not_finite()
 def test_chains_that_run_one_by_one_count_together():
     numbers = RunNumbers(*(np.full((4, 9), x) for x in (100.0, 3.0, 0.05, 0.02, 0.5, 0.2, 0.4)))
     numbers = numbers._replace(gradients=numbers.gradients + np.arange(4)[:, None])
-    found = RunVerdict.of(numbers)
+    found = RunVerdict.from_numbers(numbers)
     assert found.numbers.least_shift == pytest.approx(0.1) and found.numbers.least_inflation == pytest.approx(0.2)
 
 
@@ -213,7 +213,7 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
     monitor = mcmc._states["monitor"]
     monitor = monitor._replace(virial=np.full_like(monitor.virial, 20.0))
     monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": monitor})
-    assert RunVerdict.of(RunNumbers(*(getattr(monitor, name) for name in RunNumbers._fields))).decides
+    assert RunVerdict.from_numbers(RunNumbers(*(getattr(monitor, name) for name in RunNumbers._fields))).decides
     assert settings(mcmc)["verdict"] == "right"
     line = summary(mcmc).lines["run_scores"]
     assert line.verdict == "ok" and "would have been found" in line.shown
