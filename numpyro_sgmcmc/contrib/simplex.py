@@ -163,7 +163,7 @@ def supports_of_sites(potential: Any) -> dict[str, str]:
     kinds = {Expanded: "simplex", HalfLine: "half-line"}
 
     def trace(z):
-        for name, site in potential._trace(z, potential.some_rows(), None).items():
+        for name, site in potential.trace(z, potential.some_rows(), None).items():
             if name in potential.prototype:
                 supports[name] = kinds.get(type(potential.transforms(name, site["fn"])), "other")
         return ()

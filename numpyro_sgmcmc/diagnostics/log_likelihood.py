@@ -24,7 +24,7 @@ def log_likelihood_of(run: Run, count: int | None, seed: int) -> Any:
     jacobians = {f"_{name}_log_det" for name in draws}  # factors of the transforms, which are not data
 
     def of_draw(potential, values, rows):
-        trace = potential._trace(potential.unconstrain(values), rows, None)
+        trace = potential.trace(potential.unconstrain(values), rows, None)
         densities = {}
         for name, site in trace.items():
             if site["type"] == "sample" and site["is_observed"] and name not in jacobians:

@@ -23,6 +23,7 @@ from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, posterio
 from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.local.models import keeps_values
+from numpyro_sgmcmc.potential.centred import is_as_written
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
@@ -125,7 +126,7 @@ class Run:
     @cached_property
     def is_as_written(self) -> bool:
         """Whether the chains have moved in the variables of the model itself, not in partially centred ones."""
-        return self.potential.is_as_written(dict(self.state.settings.centering))
+        return is_as_written(self.potential, dict(self.state.settings.centering))
 
     @property
     def samples_other_coordinates(self) -> bool:

@@ -17,6 +17,7 @@ A violation is translated into an error of the draws to first order. With their 
 :math:`E[(z - m)_j v_j] / \Sigma_{jj} - 1` is the relative error of the variance, also for correlated coordinates.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,9 +25,9 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.diagnostics.draws import at_draws
 from numpyro_sgmcmc.diagnostics.run import Draws, Run, numbers_of_rows
-from numpyro_sgmcmc.diagnostics.wide_data import widened
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
@@ -34,6 +35,7 @@ from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
 
 ALL_ROWS = 2000  # up to this number of rows, in all plates together, all rows are used for each draw
 CLEARLY = 0.8  # maximal variance with a fitted coefficient, relative to that with coefficient 1
+LARGEST = 2**26  # narrow data of more numbers are not widened, because a copy would take too much memory
 DENSE = 500  # with more coordinates, correlations are ignored
 
 
@@ -52,19 +54,11 @@ class Identities(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """
-    - **values** - gradient at each draw, shape ``(chains, draws, d)``.
-    - **rows** - number of rows used for each draw, in all plates together.
-    - **whole** - whether these are all rows.
-    - **passes** - passes over the data in total.
-    - **widened** - names of arguments whose dtypes were widened, see :mod:`~numpyro_sgmcmc.diagnostics.wide_data`.
-    """
-
-    values: np.ndarray
-    rows: int
-    whole: bool
-    passes: float
-    widened: tuple[str, ...] = ()
+    values: np.ndarray  # gradient at each draw, shape (chains, draws, d)
+    rows: int  # number of rows used for each draw, in all plates together
+    whole: bool  # whether these are all rows
+    passes: float  # passes over the data in total
+    widened: tuple[str, ...] = ()  # arguments whose dtypes were widened
 
 
 def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
@@ -123,6 +117,27 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
         values = np.where(fitted.var(0) < CLEARLY * plain.var(0), fitted, plain)
     passes = len(z) * about["rows"] / about["size"] * (1 if about["whole"] else 2) + (not about["whole"])
     return Gradients(values.reshape(draws.z.shape), about["rows"], about["whole"], passes, widened_names)
+
+
+def widened(model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any], tuple[str, ...]]:
+    """
+    The arguments, with arrays of 8 or 16 bits replaced by wide ones, and the names of these. A model that computes with
+    narrow data may overflow without an error, as x**2 of an int8 does. Gradients from wide data show the difference.
+    """
+    names = tuple(name for name, leaf in named_leaves(model_args, model_kwargs) if _is_narrow(leaf))
+    wide = jax.tree.map(lambda leaf: _wide(leaf) if _is_narrow(leaf) else leaf, (model_args, dict(model_kwargs)))
+    return *wide, names
+
+
+def _is_narrow(leaf: Any) -> bool:
+    if not isinstance(leaf, (np.ndarray, jax.Array)) or not 0 < leaf.size <= LARGEST:
+        return False
+    number = jnp.issubdtype(leaf.dtype, jnp.integer) or jnp.issubdtype(leaf.dtype, jnp.floating)
+    return bool(number) and leaf.dtype.itemsize < 4
+
+
+def _wide(leaf: Any) -> Any:
+    return leaf.astype(jnp.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
 
 
 def identities(z: np.ndarray, g: np.ndarray) -> Identities:

@@ -31,12 +31,12 @@ from numpyro_sgmcmc.diagnostics.checks_with_data import (
 from numpyro_sgmcmc.diagnostics.local_checks import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
-from numpyro_sgmcmc.diagnostics.run_facts import run_facts
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.diagnostics.table import Summary, plain
 from numpyro_sgmcmc.diagnostics.table_pictures import summary_picture
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
+from numpyro_sgmcmc.types import Thermostatted
 from numpyro_sgmcmc.utils.monte_carlo import r_hat
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
@@ -100,7 +100,7 @@ def summary(
     with_data = run.has_data and not run.keeps_local_values
     draws = run.draws(min(max_draws, max(FEWEST, NUMBERS // run.coordinates))) if with_data else run.values()
     kept = _kept(run, draws)
-    lines = run_facts(run, seconds) | CHECKS.lines(kept)
+    lines = _facts(run, seconds) | CHECKS.lines(kept)
     if not with_data:
         if run.has_data:
             lines |= local_lines(run, None, run.key)
@@ -120,6 +120,39 @@ def summary(
     if normal:
         lines |= local_lines(run, draws, key_local)
     return Summary("Verdict", lines, by_site=numbers_by_site(lines), picture=summary_picture)
+
+
+def _facts(run: Run, seconds: float | None) -> dict[str, Line]:
+    """Lines that are not checked: the size and the cost of the run, and what its thermostat has balanced."""
+    kernel, chains, kept, steps = run.kernel, run.mcmc.num_chains, run.draws_of_a_chain, float(run.steps.max())
+    lines = {
+        "draws": Line(chains * kept, f"{chains} x {kept}"),
+        "steps": Line(steps, plain(steps), title="steps of a chain, warm-up included"),
+    }
+    each = getattr(kernel.integrator, "gradients_per_step", 1)
+    evaluations = each * steps * chains * len(getattr(run.sampler, "temperatures", [1.0]))
+    if run.knows_data:
+        batch, size = run.rows
+        twice = 2 if hasattr(kernel.chain_for(run.potential).gradient, "anchor") else 1
+        passes = evaluations * twice * (batch / size if size else 1.0)
+        lines["passes"] = Line(passes, plain(passes), title="passes over the data, by the steps")
+    shown, details = plain(evaluations), {}
+    if seconds is not None:
+        details["per_second"] = evaluations / seconds
+        shown += f", in {plain(seconds)} s: {plain(evaluations / seconds)} a second"
+    lines["gradient_evaluations"] = Line(evaluations, shown, details=details, title="gradient evaluations")
+    if isinstance(kernel.dynamics, Thermostatted):
+        lines["thermostat"] = _thermostat(run)
+    return lines
+
+
+def _thermostat(run: Run) -> Line:
+    """Mean thermostat minus D: the effect of the gradient noise that it balances, h s^2 / 2."""
+    kept: Any = run.fields.get("thermostat", run.state.thermostat)
+    leaves = [np.asarray(leaf, float).ravel() for leaf in (kept.values() if isinstance(kept, dict) else [kept])]
+    balanced = float(np.concatenate(leaves).mean()) - run.kernel.dynamics.noise
+    shown = plain(balanced) + ", of the last state" * ("thermostat" not in run.fields)
+    return Line(balanced, shown, title="thermostat minus D: the noise that it balances")
 
 
 def _kept(run: Run, draws: Draws) -> Kept:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.engine.metropolis import passes, work
 from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, derive_key, next_key
+from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.schedules import schedule_index
@@ -217,7 +218,7 @@ class Chain:
         checked there, which needs no data, so that no draw lies outside the support. If it is not finite, the chain
         goes back by one step if that position is known, otherwise to the start of the transition.
         """
-        potential = usual.centred(state.settings.centering)
+        potential = centred_potential(usual, state.settings.centering)
         if not self.integrator.evaluates_end:
             key = derive_key(before.rng_key, Stream.DRAW)
             inside = jnp.isfinite(potential.prior(self.position(potential, state), key))
@@ -257,15 +258,15 @@ class Chain:
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Recomputes what depends on the values that the potential is conditioned on."""
         key_state, key = random.split(random.fold_in(derive_key(state.rng_key, Stream.REFRESH), state.i))
-        centred = potential.centred(state.settings.centering)
-        state = state._replace(gradient_state=self.gradient.refresh(centred, state.gradient_state, key_state))
+        moved_in = centred_potential(potential, state.settings.centering)
+        state = state._replace(gradient_state=self.gradient.refresh(moved_in, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
         return self.with_first_gradient(potential, state, key)
 
     def with_first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> SGMCMCState:
         """The state with gradient and energy at its position, for a word that carries them from step to step."""
-        potential = potential.centred(state.settings.centering)
+        potential = centred_potential(potential, state.settings.centering)
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates, state.settings.contiguous)
         evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
         evaluation = gradient_in_x(evaluate, state.settings.coordinates, potential.prototype)(state.phase.z)

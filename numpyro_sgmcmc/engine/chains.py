@@ -16,6 +16,7 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.model.centering import fitted
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
+from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous, next_rows
 from numpyro_sgmcmc.tuning.start import descend
@@ -56,7 +57,7 @@ class Chains:
         """
         potential, chain = self.potential, self.chain
         given = chain.centering
-        centering = fitted(given, potential.hierarchical_sites, potential.prototype) if given else ()
+        centering = fitted(given, hierarchical_sites(potential), potential.prototype) if given else ()
         single = is_key(rng_key)
         chains = 1 if single else len(rng_key)
         steps = min(num_warmup * (chain.steps_per_sample or 1), 2**32 - 1)
@@ -87,7 +88,7 @@ class Chains:
         key_energy, key_start, key_first = random.split(key_gradient, 3)
         energies = usual.by_site(z, rows, key_energy)
         energy = sum(energies.values(), start=jnp.zeros(()))
-        potential = usual.centred(centering)
+        potential = centred_potential(usual, centering)
         position = usual.in_variables_of(potential, z)
         gradient_state = chain.gradient.start(potential, position, key_start)
         keys = key_momentum, key_probes, key_first
@@ -125,8 +126,8 @@ class Chains:
             state = chain.before(potential, state)
         steps = state.settings.steps_per_sample if chain.steps_per_sample is None else chain.steps_per_sample
         begun = over_chains(partial(chain.begin, fingerprint=fingerprint))(state)
-        centred = potential.centred(state.settings.centering)
-        step = over_chains(partial(chain.step, centred), axes, 0)
-        moved = repeat_with_rows(step, begun, steps, centred, chain.rows)
+        sampled = centred_potential(potential, state.settings.centering)
+        step = over_chains(partial(chain.step, sampled), axes, 0)
+        moved = repeat_with_rows(step, begun, steps, sampled, chain.rows)
         ended = over_chains(partial(chain.end, potential), axes, axes)(state, moved)
-        return RunCheck(chain, centred).after(state, ended, steps)
+        return RunCheck(chain, sampled).after(state, ended, steps)

@@ -31,6 +31,7 @@ from numpyro_sgmcmc.engine.metropolis import is_reversible
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
+from numpyro_sgmcmc.potential.centred import centred_potential, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import squared_step
 from numpyro_sgmcmc.rows.schemes import is_contiguous
@@ -97,7 +98,7 @@ class TunedChain(Chain):
         chains = len(state.i) if several else 1
         centering = state.settings.centering
         passes = 0 if given else passes_of(potential, chains * self.descents(potential, chains))
-        if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and potential.sites_to_centre:
+        if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and sites_to_centre(potential):
             best = _best(state, energies) if several else state
             key = derive_key(best.rng_key, Stream.CENTRE)
             centering = chosen_centering(potential, best.z, key, is_contiguous(self.rows))
@@ -203,7 +204,7 @@ class TunedChain(Chain):
         key, key_first = random.split(derive_key(state.rng_key[0] if batched else state.rng_key, Stream.TUNE))
         z, phase = with_axis((state.z, state.phase))
         centering, shared = state.settings.centering, self.gradient.shared
-        potential = usual.centred(centering)
+        potential = centred_potential(usual, centering)
         z = jax.vmap(partial(usual.in_variables_of, potential))(z) if centering else z
         gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
         updated = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)

@@ -9,7 +9,8 @@ again; as a function, in which case the slope is a derivative along the columns 
 
 .. math:: s_i = \partial_t \, u_i\bigl(z + A_i^T (A_i A_i^T)^+ t\bigr)\big|_{t = 0}
 
-or, by default, as a value found in the trace of the model (:mod:`~numpyro_sgmcmc.gradients.linear`).
+or, by default, as a value found in the trace of the energy of a single row. A value qualifies if it is affine by
+construction, and the energy no longer depends on the latents if the value is fixed.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,9 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.gradients.linear import linear_predictor
-from numpyro_sgmcmc.types import Sites
+from numpyro_sgmcmc.types import Potential, Sites
 from numpyro_sgmcmc.utils import noise
+from numpyro_sgmcmc.utils.program import Program
 
 ROWS = 4  # number of rows for the check of a given predictor
 
@@ -49,15 +50,44 @@ def row_predictor(potential: Any, given: Any, label: str) -> RowPredictor:
     :param label: name of the estimator, for errors.
     """
     if given is None:
-        return _found(*linear_predictor(potential, label))
+        return _found(potential, label)
     return _of_site(potential, given) if isinstance(given, str) else _of_function(potential, given)
 
 
-def _found(predictor: Callable, energy: Callable) -> RowPredictor:
-    def energy_and_slope(z, row):
-        return jax.value_and_grad(energy)(predictor(z, row), row)
+def _found(potential: Potential, label: str) -> RowPredictor:
+    """Raises a ValueError if no predictor has fewer numbers per row than there are coordinates."""
+    (plate,) = potential.plates
+    prototypes, treedef = jax.tree.flatten(dict(potential.prototype))
 
-    return RowPredictor(predictor, energy_and_slope)
+    def energy(leaves, row):
+        return potential.per_row(treedef.unflatten(leaves), {plate: row[None]})[0]
+
+    program = Program(jax.make_jaxpr(energy)(prototypes, jax.ShapeDtypeStruct((), jnp.int32)))
+    *latents, of_row = program.inputs
+    on_latents, on_row = program.dependents(latents), program.dependents([of_row])
+    d = sum(leaf.size for leaf in prototypes)
+    candidates = [
+        number
+        for number in sorted(program.affine(latents, on_latents) & on_row - set(latents))
+        if program.shapes[number].size < max(2, d)
+    ]
+    cuts = [k for k in candidates if not program.dependents(latents, without=k).intersection(program.outputs)]
+    if not cuts:
+        raise ValueError(
+            f"{label} needs a model whose rows depend on the latents only through a linear predictor, with fewer "
+            "numbers per row than there are coordinates. No such value was found for the latents "
+            f"{', '.join(map(repr, potential.prototype))}; an unknown scale or a product of latents prevents it. "
+            "If the model has one, name it with predictor=; otherwise use a table of the form 'batch' or 'row'."
+        )
+    cut = min(cuts, key=lambda number: program.shapes[number].size)
+
+    def eta(z, row):
+        return program.run({of_row: row} | dict(zip(latents, jax.tree.leaves(z))), [cut])[0]
+
+    def energy_and_slope(z, row):
+        return jax.value_and_grad(lambda eta: program.run({of_row: row, cut: eta}, program.outputs)[0])(eta(z, row))
+
+    return RowPredictor(eta, energy_and_slope)
 
 
 def _of_site(potential: Any, site: str) -> RowPredictor:

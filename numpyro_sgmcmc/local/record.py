@@ -4,7 +4,6 @@ The draws are made anew, so a step of the global chain has no additional cost.
 """
 
 from collections.abc import Mapping
-import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -63,8 +62,7 @@ def recorded_draw(
     :param potential: a :class:`~numpyro_sgmcmc.potential.potential.ModelPotential`.
     :param before: as for :meth:`~numpyro_sgmcmc.potential.potential.ModelPotential.visit`.
     """
-    recorded = copy.copy(potential)
-    visited = visit(potential._model, before)
-    recorded._model = record = _record(visited)
-    recorded.estimate(z, rows, rng_key)
+    visited = visit(potential.model, before)
+    record = _record(visited)
+    potential.replace(model=record).estimate(z, rows, rng_key)
     return record.recorded._replace(stored=dict(visited.values))
