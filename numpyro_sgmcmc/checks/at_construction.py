@@ -64,10 +64,7 @@ def checked_part(name: str, part: Any, verb: str, example: str) -> Any:
 
 
 def check_can_be_chosen(dynamics: Dynamics, keeps_values: bool) -> None:
-    """
-    :param bool keeps_values: whether local values of each row are kept from visit to visit.
-    :raises ValueError: for parts with which the warm-up cannot choose a step size.
-    """
+    """Raises a ValueError for parts with which the warm-up cannot choose a step size."""
     inverse_mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if isinstance(inverse_mass, Mapping) or inverse_mass != 1.0:
         raise ValueError(

@@ -34,11 +34,7 @@ PROPOSALS = 300  # at least as many decide about it
 def check_before_start(
     kernel: str, chain: Any, potential: ModelPotential, rng_key: jax.Array, num_warmup: int, init_params: Any
 ) -> None:
-    """
-    :param kernel: its name.
-    :param chain: its chain for this potential.
-    :raises ValueError: for parts or a start that do not fit the model, or a warm-up that is missing.
-    """
+    """Raises a ValueError for parts or a start that do not fit the model, or a warm-up that is missing."""
     adapts = isinstance(chain.dynamics, Adaptive)
     if adapts and num_warmup < 1:
         raise ValueError(
@@ -70,10 +66,7 @@ def check_not_mapped(rng_key: Any) -> None:
 
 
 def check_settings_fit(known: Settings | None, dense_mass: Any, prototype: Mapping[str, Any]) -> None:
-    """
-    :param known: settings of another run, or None.
-    :raises ValueError: for settings of another model, blocks of sites that it does not have, or too many coordinates.
-    """
+    """Raises a ValueError for settings of another model, unknown sites in blocks, or too many coordinates."""
     blocks_of(prototype, dense_mass)  # checks the names
     d = sum(site.size for site in prototype.values())
     theirs = d if known is None else known.coordinates.center.size
@@ -102,10 +95,7 @@ def check_fits(dynamics: Dynamics, gradient: GradientEstimator, potential: Model
 
 
 def check_init_params(init_params: Any, potential: ModelPotential, batched: bool) -> None:
-    """
-    :raises ValueError: if it is not a dict of unconstrained values of latent sites, with an axis of chains if
-        ``batched``.
-    """
+    """Raises a ValueError for anything but unconstrained values by site, with an axis of chains if ``batched``."""
     if init_params is None:
         return
     prototype = potential.prototype
@@ -140,9 +130,7 @@ def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelP
 
 
 def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """
-    :raises ValueError: for a state of another model, or of chains that were not vectorized and now are, or its key.
-    """
+    """Raises a ValueError for a state or a key of another model, or of chains under another chain method."""
     batched = jnp.ndim(state.i) == 1
     if batched == is_key(state.rng_key):
         raise ValueError(

@@ -33,10 +33,7 @@ def check_data(potential: ModelPotential, model_args: tuple, model_kwargs: Mappi
 
 
 def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
-    """
-    :raises ValueError: if an argument that the model indexes or observes has integers of 64 bits that JAX, without
-        ``jax_enable_x64``, would replace by others.
-    """
+    """Raises a ValueError for integers of 64 bits in use that JAX, without ``jax_enable_x64``, would change."""
     structure = potential.structure
     used = {lookup.argument for lookup in structure.lookups} | {site.argument for site in structure.sites.values()}
     for name, x in _values(model_args, model_kwargs).items():

@@ -94,13 +94,7 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
 
 
 def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """
-    R^2 of each coordinate, shape ``(d,)``, by cross-validation over two sets of blocks of draws.
-
-    :param z: draws, shape ``(chains, draws, d)``.
-    :param first: unbiased gradients at the draws, of the same shape.
-    :param second: unbiased gradients that are independent of these.
-    """
+    """R^2 of each coordinate, by cross-validation over blocks of draws, from two independent unbiased gradients."""
     d = z.shape[-1]
     sd = np.maximum(z.std((0, 1)), 1e-300)
     x, g1, g2 = (z - z.mean((0, 1))) / sd, first * sd, second * sd

@@ -86,11 +86,7 @@ def compare(idata: Any, reference: Any) -> Table:
 
 
 def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
-    """
-    Site -> array of shape ``(chains, draws, ...)``.
-
-    :raises TypeError: if ``draws`` has none of the allowed forms.
-    """
+    """Site -> array of shape ``(chains, draws, ...)``. Raises a TypeError for another form of draws."""
     if isinstance(draws, MCMC):
         check_draws(draws, "compare")
         draws = draws.get_samples(group_by_chain=True)

@@ -69,12 +69,7 @@ def last_step(run: Run) -> float:
 def continue_chains(
     run: Run, kernel: SGMCMC, states: list[SGMCMCState], num_samples: int, rng_key: jax.Array
 ) -> np.ndarray:
-    """
-    Draws of each chain as NumPyro's unconstrained values, raveled, shape ``(chains, num_samples, d)``.
-
-    :param kernel: that of the run, with changes.
-    :param states: where the chains begin.
-    """
+    """Draws of each chain as NumPyro's unconstrained values, raveled, shape ``(chains, num_samples, d)``."""
     keys = random.split(rng_key, len(states))
     if not jnp.issubdtype(states[0].rng_key.dtype, jax.dtypes.prng_key) and keys.dtype != jnp.uint32:
         keys = random.key_data(keys)

@@ -117,10 +117,7 @@ class Run:
 
     @cached_property
     def potential(self) -> ModelPotential:
-        """
-        The potential of NumPyro's unconstrained values, also if the kernel samples others, such as the expanded mean of
-        a simplex.
-        """
+        """The potential of NumPyro's unconstrained values, also if the kernel samples others, as on a simplex."""
         return self.kernel.potential_of_values(self.args, self.kwargs)
 
     @cached_property
@@ -147,11 +144,7 @@ class Run:
         return numbers_of_rows(self.potential)
 
     def compiled(self, fn: Callable, data: tuple[tuple, Mapping[str, Any]] | None = None) -> Callable:
-        """
-        ``fn(potential, *rest)`` as a compiled function of ``rest``, for :attr:`potential`.
-
-        :param data: other arguments of the model.
-        """
+        """``fn(potential, *rest)`` as a compiled function of ``rest``, for :attr:`potential` or for other ``data``."""
         args, kwargs = (self.args, self.kwargs) if data is None else data
         return self.kernel.compiled(fn, args, kwargs, values=True)
 
@@ -290,11 +283,7 @@ def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tup
 
 
 def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:
-    """
-    How the given arguments differ from those of the run, as far as that is known; None if they do not.
-
-    :param kept: the arguments of the run, empty after unpickling.
-    """
+    """How the given arguments differ from those of the run, as far as that is known; None if they do not."""
     ours, theirs = (dict(named_leaves(*arguments)) for arguments in (given, kept))
     if ours.keys() == theirs.keys():  # one by one, so that arguments of the same shape are not exchanged
         changed = [name for name in ours if fingerprint((ours[name],), {}) != fingerprint((theirs[name],), {})]

@@ -29,6 +29,7 @@ long as 2 D h - B h^2 is positive semi-definite.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partialmethod
 import math
 from typing import Any
 
@@ -201,19 +202,7 @@ class Recipe(Dynamics):
 
     # -- the step -------------------------------------------------------------------------------------------------
 
-    def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, Phase._fields)
-
-    def A(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, ("z",))
-
-    def P(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, ("momentum",))
-
-    def X(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, ("auxiliary",))
-
-    def _moved(self, phase, h, gradient, noise, parts):
+    def _moved(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any, *, parts: tuple[str, ...]) -> Phase:
         layout = Layout(phase)
         n = layout.ravel(Phase(noise) if self._parts == "A" else Phase(noise[1], noise[0], (), noise[2]))
         x, h = layout.ravel(phase), jnp.asarray(h, n.dtype)
@@ -224,6 +213,11 @@ class Recipe(Dynamics):
             step = step + self._covariance(phase, layout, h).factor(n)
         moved = layout.unravel(x + step, phase)
         return phase._replace(**{part: getattr(moved, part) for part in parts})
+
+    E = partialmethod(_moved, parts=Phase._fields)
+    A = partialmethod(_moved, parts=("z",))
+    P = partialmethod(_moved, parts=("momentum",))
+    X = partialmethod(_moved, parts=("auxiliary",))
 
     def drift(self, phase: Phase, gradient: Any, signs: jax.Array) -> Phase:
         """

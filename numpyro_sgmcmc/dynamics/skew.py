@@ -68,11 +68,7 @@ class Skew:
 
 
 def checked_skew(matrix: Any, inverse_mass: Any, step_size: Any) -> Skew | None:
-    """
-    The ``skew`` argument of a kernel.
-
-    :raises ValueError: for a matrix that is not skew-symmetric, or other arguments that do not allow a ``skew``.
-    """
+    """The ``skew`` argument of a kernel. Raises a ValueError for a matrix or other arguments that do not allow it."""
     if matrix is None:
         return None
     if step_size is None:

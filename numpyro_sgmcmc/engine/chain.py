@@ -66,11 +66,7 @@ class Chain:
     def start(
         self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 0
     ) -> Sites:
-        """
-        The position given by ``init_params`` and ``init_strategy``.
-
-        :param int chains: number of chains that start together; 0: the start is for a check alone.
-        """
+        """The position by ``init_params`` and ``init_strategy``; ``chains`` is 0 if it is for a check alone."""
         z = potential.initial(rng_key, rows, self.init_strategy)
         return z if init_params is None else with_given(z, init_params)
 
@@ -125,11 +121,7 @@ class Chain:
         )
 
     def step(self, potential: ModelPotential, state: SGMCMCState, read: tuple[jax.Array, ...] = ()) -> SGMCMCState:
-        """
-        One step of the integrator. If it is refused, the counter and the rows still advance.
-
-        :param read: the step's rows, from each source that is read ahead.
-        """
+        """One step of the integrator. If it is refused, the counter and the rows still advance."""
         # even numbers for the noise, odd ones for the model: a split would be computed even if the model needs no key
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
@@ -186,11 +178,7 @@ class Chain:
     def with_falls(
         self, taken: jax.Array, impossible: jax.Array, old: Phase, new: Phase, gradient: Any
     ) -> tuple[jax.Array, Phase]:
-        """
-        Whether the new phase is taken, and that phase.
-
-        :param impossible: whether it is finite, but would be refused.
-        """
+        """Whether the new phase is taken, and that phase. An ``impossible`` one is finite, but would be refused."""
         return taken, new
 
     def passes_a_test(self, potential: ModelPotential) -> bool:
@@ -292,12 +280,7 @@ class Chain:
     # -- the warm-up, which changes nothing if the step size is given ------------------------------------------------
 
     def for_run(self, potential: ModelPotential, rng_key: jax.Array, on_potential: Callable) -> "Chain":
-        """
-        The chain with what the shape of its state depends on.
-
-        :param on_potential: a function of a potential -> that function, compiled on the model and its arguments.
-        :raises ValueError: for settings that do not fit the model, or chains that are mapped.
-        """
+        """The chain with what the shape of its state depends on. Raises a ValueError for settings that do not fit."""
         return self
 
     def announced(self, potential: ModelPotential) -> str:
@@ -307,13 +290,7 @@ class Chain:
     def begin_warm_up(
         self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, given: bool
     ) -> SGMCMCState:
-        """
-        The initial state of one chain or several, with that of the warm-up.
-
-        :param energies: the energy of each site, by chain.
-        :param int num_warmup: transitions of the warm-up.
-        :param bool given: whether the positions are given.
-        """
+        """The initial state with that of the warm-up; ``given``: whether the positions are given."""
         return state
 
     def before(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:

@@ -48,13 +48,7 @@ class Chains:
     def start(
         self, rng_key: jax.Array, init_params: Sites | None, num_warmup: int, fingerprint: int
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
-        """
-        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys.
-
-        :param int num_warmup: transitions of the warm-up.
-        :param int fingerprint: fingerprint of the data, 0 if it is not known.
-        :return: the initial state, and the energy of each site there.
-        """
+        """The initial state of a chain, or of several for a batch of keys, and the energy of each site there."""
         potential, chain = self.potential, self.chain
         given = chain.centering
         centering = fitted(given, hierarchical_sites(potential), potential.prototype) if given else ()
@@ -70,12 +64,7 @@ class Chains:
     def _one(
         self, steps: int, chains: int, centering: Any, fingerprint: int, rng_key: jax.Array, init_params: Sites | None
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
-        """
-        The state of one chain, without settings, and the energy of each site.
-
-        :param int steps: integrator steps of the warm-up.
-        :param centering: the given centring of each element by site, or ``()``.
-        """
+        """The state of one chain, without settings, and the energy of each site."""
         usual, chain = self.potential, self.chain
         if GIBBS_SITES_KWARG in usual.kwargs and init_params is not None:
             init_params = usual.unconstrain(init_params)

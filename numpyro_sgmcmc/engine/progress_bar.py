@@ -31,11 +31,7 @@ class Bar:
         return Bar, ()
 
     def begin(self, plates: Mapping[str, Plate], text: str = "") -> None:
-        """
-        Called at the start of a run on these plates; the rows shown are those of the largest.
-
-        :param text: what is shown until the second transition.
-        """
+        """Called at the start of a run on these plates; ``text`` is shown until the second transition."""
         self._plate = max(plates.values(), default=None)
         self._before, self._looked, self._text = None, None, text
 

@@ -63,12 +63,7 @@ class RunCheck:
         return state._replace(scores=RunScores.zeros(self.averages, chains, dtype, learns=not self.chain.tuned))
 
     def after(self, before: SGMCMCState, state: SGMCMCState, steps: Any) -> SGMCMCState:
-        """
-        The state after a transition, with its draws in the averages.
-
-        :param before: the state before it.
-        :param steps: its number of steps.
-        """
+        """The state after a transition, with its draws in the averages; ``before`` is the state before it."""
         scores = state.scores
         if not isinstance(scores, RunScores):
             return state

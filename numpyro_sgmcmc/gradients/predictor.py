@@ -45,10 +45,7 @@ class RowPredictor(NamedTuple):
 
 
 def row_predictor(potential: Any, given: Any, label: str) -> RowPredictor:
-    """
-    :param given: name of a site, function of the latents and rows, or None for a search.
-    :param label: name of the estimator, for errors.
-    """
+    """The predictor by the name of a site, as a function of the latents and rows, or by a search."""
     if given is None:
         return _found(potential, label)
     return _of_site(potential, given) if isinstance(given, str) else _of_function(potential, given)

@@ -177,9 +177,7 @@ class Partition:
 
 
 def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
-    """
-    Rows jB to (j + 1) B - 1. If B does not divide N, the last batch is filled with copies of the last row.
-    """
+    """Rows jB to (j + 1) B - 1. If B does not divide N, the last batch is filled with copies of the last row."""
     rows = j.astype(jnp.uint32) * batch_size + jnp.arange(batch_size, dtype=jnp.uint32)
     return jnp.minimum(rows, size - 1).astype(jnp.int32)
 

@@ -113,10 +113,7 @@ def checked_local(local: Any) -> Any:
 
 
 def check_values(values: Any, start: Mapping[str, jax.Array]) -> None:
-    """
-    :raises ValueError: if there is not a JAX array of the right shape for each local site, with integers if it is
-        discrete.
-    """
+    """Raises an error if there is not a JAX array of the right shape and kind for each local site."""
     if not isinstance(values, Mapping) or values.keys() != start.keys():
         got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
         raise LocalError(f"local= must return a dict with a value for each of the sites {sorted(start)}, got {got}.")

@@ -56,12 +56,7 @@ def recorded_draw(
     rng_key: jax.Array,
     before: tuple[Sites, jax.Array] | None = None,
 ) -> Recorded:
-    """
-    One draw of the local sites of these rows.
-
-    :param potential: a :class:`~numpyro_sgmcmc.potential.potential.ModelPotential`.
-    :param before: as for :meth:`~numpyro_sgmcmc.potential.potential.ModelPotential.visit`.
-    """
+    """One draw of the local sites of these rows."""
     visited = visit(potential.model, before)
     record = _record(visited)
     potential.replace(model=record).estimate(z, rows, rng_key)

@@ -89,12 +89,7 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
 def centred_transforms(
     centering: Sites, transforms: Transforms | None
 ) -> Callable[[str, Distribution], Transform | None]:
-    """
-    The transforms from the partially centred variables to the values of their sites.
-
-    :param centering: lambda by site.
-    :param transforms: those of other sites.
-    """
+    """The transforms from the partially centred variables to the values of their sites."""
     return partial(_centred, centering, transforms or {})
 
 

@@ -86,9 +86,7 @@ def outline(
     batch_sizes: Mapping[str, int],
     transforms: Transforms | None = None,
 ) -> Structure:
-    """
-    Traces the model once, abstractly, with the named plates cut to the given lengths.
-    """
+    """Traces the model once, abstractly, with the named plates cut to the given lengths."""
     chosen = minibatch(model)
     statements, facts, lookups, whole = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
     log_densities, values, observed = facts
@@ -256,9 +254,7 @@ def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | No
 
 
 def _is_outer(shape: tuple[int, ...], values: tuple[int, ...], own: tuple[int, ...], plates: Mapping[str, int]) -> bool:
-    """
-    Whether a log density has more elements than both the values and their distribution, in a dimension without a plate.
-    """
+    """Whether, in a dimension without a plate, each value is combined with each element of the distribution."""
     without_plate = [k for k in range(-len(shape), 0) if shape[k] > 1 and k not in plates.values()]
     smaller, larger = sorted([math.prod(values), math.prod(own)])
     return bool(without_plate) and 1 < smaller and larger < math.prod(shape)

@@ -81,11 +81,7 @@ class ModelPotential:
         batch_size: Any,
         transforms: Transforms | None = None,
     ) -> "ModelPotential":
-        """
-        The potential for a user's model and arguments.
-
-        :raises ValueError: see :func:`~numpyro_sgmcmc.potential.minibatched.checked_structure`.
-        """
+        """The potential for a user's model and arguments, after all checks of the model."""
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
         if not isinstance(model, drawn_locally):
             model = summed_out(model)

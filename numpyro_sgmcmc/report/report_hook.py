@@ -74,13 +74,7 @@ jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (nod
 
 
 def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> None:
-    """
-    Warns, once, of all that is not right with a run and worth it. Logs the results of its warm-up at level INFO.
-
-    :param monitor: arrays of shape ``(chains, draws)``.
-    :param averages: the latent sites.
-    :param int chains: number of chains that are tuned together.
-    """
+    """Warns, once, of all that is not right with a run and worth it, and logs the results of its warm-up."""
     run = Kept(monitor, averages, score_limit(averages.coordinates, chains))
     last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}
     tuned = last["num_steps"] > 0

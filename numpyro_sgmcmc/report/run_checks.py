@@ -210,12 +210,7 @@ def warm_up(run: Kept) -> Line | None:
 
 
 def failed_scores(scores: Any, limit: float) -> list[str]:
-    """
-    The scores of the check of the warm-up that are too large, in words. NaN is too large.
-
-    :param scores: gradient, virial and R-hat, see :class:`~numpyro_sgmcmc.tuning.warm_up.Scores`.
-    :param limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
-    """
+    """The scores of the check of the warm-up (gradient, virial, R-hat) that are too large, or NaN, in words."""
     names = "E[dU]", "E[(z - m) dU]", "R-hat"
     sizes = "{:.1f} standard errors from 0", "{:.1f} standard errors from 1", "{:.2f}"
     failed = []

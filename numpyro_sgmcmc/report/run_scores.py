@@ -28,23 +28,14 @@ FEW = 20  # gradients of a run that are needed for a standard error
 
 
 class RunNumbers(NamedTuple):
-    """
-    What the identities say about a run so far.
+    """What the identities say about a run so far."""
 
-    - **gradients** - number of draws whose gradients were used.
-    - **series** - number of the average that is worst, in the order of :class:`ScoreAverages`.
-    - **size** - its deviation, in sds or relative to the variance.
-    - **error** - its standard error.
-    - **score** - the size of its z-score, relative to the limit; of all averages the largest one.
-    - **least_shift**, **least_inflation** - the smallest error of a mean, in sds, and of a variance that would have
-      been seen, in the worst global coordinate.
-    """
-
-    gradients: Any
-    series: Any
-    size: Any
-    error: Any
-    score: Any
+    gradients: Any  # number of draws whose gradients were used
+    series: Any  # number of the average that is worst, in the order of ScoreAverages
+    size: Any  # its deviation, in sds or relative to the variance
+    error: Any  # its standard error
+    score: Any  # the size of its z-score, relative to the limit; of all averages the largest one
+    # the smallest errors that would have been seen in the worst global coordinate: of a mean, in sds, and of a variance
     least_shift: Any
     least_inflation: Any
 
@@ -153,13 +144,7 @@ class RunScores(NamedTuple):
         return g @ jnp.where(known, self.scatter, eye), jnp.where(known, diagonal, ones)
 
     def add(self, averages: ScoreAverages, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
-        """
-        With another draw of each chain.
-
-        :param z: the draws, shape ``(chains, d)``.
-        :param v: S times the gradients there, of the same shape.
-        :param diagonal: that of S.
-        """
+        """With another draw of each chain, S times the gradients there, and the diagonal of S."""
         # the positions of the warm-up count as one, because they may be far away
         begins = (self.draws == 0) & (self.places > 0)
         restarted = self._replace(places=jnp.where(begins, 1, self.places), spread=jnp.where(begins, 0, self.spread))

@@ -63,11 +63,7 @@ class RunVerdict(NamedTuple):
         return variance_in_words(where if what == "variance" else f"{where}, averaged over the site,", size, error)
 
     def power(self, draws: int) -> str:
-        """
-        The errors that would have been seen, or how many draws are needed for a verdict.
-
-        :param draws: draws of each chain.
-        """
+        """The errors that would have been seen, or how many draws of each chain are needed for a verdict."""
         numbers = self.numbers
         if not np.isfinite(self.needed):
             return "gradients are not finite"

@@ -188,11 +188,7 @@ class Sharded:
 
 
 def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
-    """
-    The scheme that draws rows from each of the devices over which a potential's rows are distributed.
-
-    :raises ValueError: for a scheme for another number of devices, or more than one minibatched plate.
-    """
+    """The scheme that draws rows from each of the devices over which a potential's rows are distributed."""
     devices = potential.devices
     if devices == 1 or getattr(scheme, "devices", 0) == devices:
         return scheme

@@ -24,18 +24,15 @@ DENSE = 1000  # maximal number of coordinates for a full matrix L: the Hessian o
 
 
 class Identity(NamedTuple):
-    """The coordinates of a run whose step size is given: x is z, and nothing is computed."""
+    """The coordinates of a run whose step size is given: x is z, and nothing is computed. Methods as in Coordinates."""
 
     def times(self, x: jax.Array) -> jax.Array:
-        """x."""
         return x
 
     def pull_back(self, gradient: jax.Array) -> jax.Array:
-        """The gradient in z."""
         return gradient
 
     def variances(self, x: jax.Array) -> jax.Array:
-        """The variances of the coordinates of z."""
         return x
 
 
@@ -135,30 +132,24 @@ class LowRank(NamedTuple):
         return x + product(self.vectors, (along.T * (factors - 1)).T)
 
     def times(self, x: jax.Array) -> jax.Array:
-        """L x."""
         return self.width * self.stretched(x, self.factors)
 
     def to_z(self, x: jax.Array) -> jax.Array:
-        """c + L x, raveled."""
         return self.center + self.times(x)
 
     def to_x(self, z: jax.Array) -> jax.Array:
-        """The inverse of :meth:`to_z`."""
         return self.stretched((z - self.center) / self.width, 1 / self.factors)
 
     def pull_back(self, gradient: jax.Array) -> jax.Array:
-        """L^T g, the gradient in x."""
         return self.stretched(self.width * gradient, self.factors)
 
     def variances(self, x: jax.Array) -> jax.Array:
-        """The variances of the coordinates of z, from those of x, which are independent."""
         beyond = self.vectors * (self.factors - 1)  # L is w (I + beyond V^T)
         common = product(self.vectors.T * x, self.vectors)
         own = x * (1 + 2 * (beyond * self.vectors).sum(1))
         return self.width**2 * (own + (product(beyond, common) * beyond).sum(1))
 
     def matrix(self) -> jax.Array:
-        """L."""
         return self.width[:, None] * self.stretched(jnp.eye(len(self.width), dtype=self.width.dtype), self.factors)
 
 

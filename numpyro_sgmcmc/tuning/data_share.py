@@ -38,11 +38,7 @@ BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below whi
 
 
 def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> Sites:
-    """
-    The centring of each element of the hierarchical sites, 1 for sites that stay centred.
-
-    :param z: a position in the bulk of the posterior.
-    """
+    """The centring of each element of the hierarchical sites, 1 for sites that stay centred; z is in the bulk."""
     sites = sites_to_centre(potential)
     written = centred_potential(potential, {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()})
     a = potential.in_variables_of(written, z)

@@ -33,12 +33,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def zeros(cls, places: jax.Array, outer: bool = True) -> "Moments":
-        """
-        The sums before the first draw.
-
-        :param places: positions that are used until there are as many draws.
-        :param outer: whether the sum of x x^T is needed.
-        """
+        """The sums before the first draw; ``places`` are used until there are as many draws."""
         _, chains, d = places.shape
         blocks = jnp.zeros((BLOCKS, 4, chains, d), places.dtype)
         return cls(jnp.zeros((), places.dtype), blocks, jnp.zeros((d, d) if outer else (0, 0), places.dtype), places)
@@ -49,14 +44,7 @@ class Moments(NamedTuple):
         return Moments(draws, blocks, outer, self.places)
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
-        """
-        The sums with another draw of each chain.
-
-        :param block: number of its block.
-        :param x: the draw, shape ``(chains, d)``.
-        :param first: gradient at x from a minibatch, of the same shape.
-        :param second: gradient at x from another minibatch.
-        """
+        """The sums with another draw of each chain, and with the gradients there from two minibatches."""
         g = (first + second) / 2
         sums = jnp.stack([x, x * x, g, x * g])
         place = self.draws.astype(jnp.int32) % len(self.places)
@@ -69,24 +57,15 @@ class Moments(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """
-    Statistics of the draws, computed from their moments.
-
-    - **mean**, **variance** - mean and variance of x by coordinate.
-    - **effective** - effective draws for the mean, the median over coordinates.
-    - **slowest** - effective draws of the slowest coordinate, as a share of all draws.
-    - **gradient** - z-scores of E[dU/dx_j].
-    - **virial** - z-scores of E[(x - m)_j dU/dx_j] - 1.
-    - **r_hat** - R-hat of the chains' halves, by coordinate.
-    """
+    """Statistics of the draws, computed from their moments; by coordinate of x, but for ``effective``, ``slowest``."""
 
     mean: jax.Array
     variance: jax.Array
-    effective: jax.Array
-    slowest: jax.Array
-    gradient: jax.Array
-    virial: jax.Array
-    r_hat: jax.Array
+    effective: jax.Array  # effective draws for the mean, the median over coordinates
+    slowest: jax.Array  # effective draws of the slowest coordinate, as a share of all draws
+    gradient: jax.Array  # z-scores of E[dU/dx_j]
+    virial: jax.Array  # z-scores of E[(x - m)_j dU/dx_j] - 1
+    r_hat: jax.Array  # R-hat of the chains' halves
 
 
 def evidence(moments: Moments) -> Evidence:
@@ -127,11 +106,7 @@ def evidence(moments: Moments) -> Evidence:
 
 
 def together(statistics: Evidence, earlier: jax.Array) -> Evidence:
-    """
-    The evidence whose z-scores are those of two rounds.
-
-    :param earlier: z-scores of the first of them, shape ``(2, d)``; 0 if there was none.
-    """
+    """The evidence whose z-scores are those of two rounds; the ``earlier`` ones are 0 if there was none."""
     several = jnp.where((earlier != 0).any(), jnp.sqrt(2.0), 1.0)
     gradient, virial = (jnp.stack([statistics.gradient, statistics.virial]) + earlier) / several
     return statistics._replace(gradient=gradient, virial=virial)

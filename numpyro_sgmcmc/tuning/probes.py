@@ -24,16 +24,11 @@ from numpyro_sgmcmc.utils import noise
 
 
 class Probe(NamedTuple):
-    """
-    Gradients at one position of each chain, shape ``(chains, d)``.
-
-    - **first**, **second** - from two new minibatches.
-    - **bend** - b, from the first of them.
-    """
+    """Gradients at one position of each chain, shape ``(chains, d)``, from two new minibatches."""
 
     first: jax.Array
     second: jax.Array
-    bend: jax.Array
+    bend: jax.Array  # b, from the first of them
 
 
 def probe(

@@ -92,14 +92,7 @@ def search(
     contiguous: bool = False,
     layout: Layout | None = None,
 ) -> Approximation:
-    """
-    The normal approximation.
-
-    :param starts: positions with finite energies, along the first axis. The best of them is used.
-    :param dense_mass: the blocks of L.
-    :param contiguous: whether the minibatches, and the parts in which passes are made, are blocks of neighbouring rows.
-    :param layout: the groups of a hierarchy, if L has their shape.
-    """
+    """The normal approximation, found from the best of several positions with finite energies."""
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())

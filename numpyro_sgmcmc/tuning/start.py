@@ -150,12 +150,7 @@ def mean_field(
 
 
 def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
-    """
-    Variance over minibatches of the gradient at one position.
-
-    :param gradient_fn: number of a batch -> gradient.
-    :param int probes: number of minibatches, 2 or more.
-    """
+    """The variance over minibatches of the gradient at one position; ``gradient_fn`` maps a number to it."""
     # use deviations from one of the gradients: in float32 the mean may be too large compared with the sd
     origin = gradient_fn(0)
     zeros = jax.tree.map(jnp.zeros_like, origin)

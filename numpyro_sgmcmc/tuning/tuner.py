@@ -288,12 +288,7 @@ class Tuner:
 
 
 def _quietest(first: jax.Array, differences: jax.Array) -> Any:
-    """
-    The kind of rows whose noise is that of the chain: 0 for the rows in use, 1 for blocks.
-
-    :param first: whether the rows are scattered so far, and blocks have been measured as well.
-    :param differences: samples of the noise along the axes of that of the last kind.
-    """
+    """The rows whose noise is that of the chain: 0, those in use, or 1, blocks, if ``first`` also measured these."""
     if len(differences) == 1:
         return 0
     scattered, blocks = differences

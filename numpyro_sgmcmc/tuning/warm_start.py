@@ -217,11 +217,7 @@ def _checked_optimizer(optimizer: Any, num_steps: int) -> Any:
 
 
 def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax.Array]:
-    """
-    Values by site, with members along the first axis.
-
-    :raises ValueError: if a name or a shape does not fit the model; the message names it.
-    """
+    """Values by site, with members along the first axis. Raises a ValueError for a name or shape that does not fit."""
     if start is None:
         return {}
     if not isinstance(start, Mapping):
@@ -249,9 +245,7 @@ def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax
 
 
 def _flat(start: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """
-    Pairs of site and value. NumPyro names a weight by its module, ``/``, and its path joined by dots.
-    """
+    """Pairs of site and value. NumPyro names a weight by its module, ``/``, and its path joined by dots."""
     pairs = []
     for name, value in start.items():
         if isinstance(value, Mapping):

@@ -29,10 +29,7 @@ def is_key(value: Any) -> bool:
 
 
 def check_key(value: Any, call: str) -> None:
-    """
-    :param str call: a correct call of the function whose second argument the key is.
-    :raises TypeError: if it is not a single random key.
-    """
+    """Raises a TypeError if it is not a single random key; ``call`` is a correct call with one."""
     if not is_key(value):
         raise TypeError(f"the second argument is the random key: {call}.")
 
@@ -121,11 +118,7 @@ def checked_inverse_mass(value: Any) -> Any:
 
 
 def checked_metric(metric: Any) -> Any:
-    """
-    A function of the position, or an object whose ``bind`` makes one from a potential.
-
-    :raises TypeError: if it is neither.
-    """
+    """A function of the position, or an object whose ``bind`` makes one. Raises a TypeError for anything else."""
     if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "bind")):
         raise TypeError(
             f"metric={metric!r} must be a function of z, the unconstrained values by site. For a constant metric use "
