@@ -16,12 +16,7 @@ PREVIOUS = 'local= has start="previous", which keeps the local values of each ro
 
 
 def check_options(kernel: type, unknown: Iterable[str], step_size: Any, missing: str) -> None:
-    """
-    :param unknown: names of keyword arguments that no constructor of the kernel has.
-    :param missing: what to give for ``step_size``, if the warm-up cannot choose one; otherwise empty.
-    :raises TypeError: for an unknown argument; the message has the nearest names.
-    :raises ValueError: if a step size is needed and there is none.
-    """
+    """Raises an error for an unknown argument, with the nearest names, and for a ``missing`` step size."""
     for name in unknown:
         known = [each for each in signature(kernel).parameters if each not in ("model", "unknown")]
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -32,13 +27,7 @@ def check_options(kernel: type, unknown: Iterable[str], step_size: Any, missing:
 
 
 def checked_settings(dense_mass: Any, settings: Any, tuned: bool) -> tuple[Any, Settings | None]:
-    """
-    ``dense_mass`` and ``settings``.
-
-    :param bool tuned: whether the warm-up chooses the step size.
-    :raises ValueError: if either is given with a step size; if ``dense_mass`` is neither a bool nor tuples of names.
-    :raises TypeError: if ``settings`` is not a result of :func:`~numpyro_sgmcmc.settings`.
-    """
+    """``dense_mass`` and ``settings``. Raises an error for others, or if either is given with a step size."""
     if not tuned and (dense_mass is not True or settings is not None):
         name = "settings" if settings is not None else "dense_mass"
         raise ValueError(f"{name}= is used only if the warm-up chooses the step size. Leave {name}= or step_size= out.")

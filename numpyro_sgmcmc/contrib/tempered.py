@@ -278,12 +278,8 @@ class Tempered(MCMCKernel):
 
 
 def log_exchange(delta: jax.Array, difference: jax.Array, variance: jax.Array) -> jax.Array:
-    r"""
-    Logarithm of the acceptance ratio of an exchange.
-
-    :param delta: :math:`\beta - \beta'`.
-    :param difference: an estimate of U(z) - U(z'), where z is the replica at :math:`\beta`.
-    :param variance: variance of the estimate.
+    """
+    The logarithm of the acceptance ratio of an exchange, for ``delta`` = beta - beta' and an estimate of U(z) - U(z').
     """
     return delta * difference - 0.5 * delta**2 * variance
 

@@ -36,10 +36,7 @@ def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
 
 
 def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> None:
-    """
-    :param error: with which the model has failed.
-    :raises ValueError: if an argument is the likely cause, because it is no array of numbers.
-    """
+    """Raises a ValueError if an argument that is no array of numbers is the likely cause of an error."""
     failure = f"The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     batches = _batches(args, kwargs, str(error))
     if batches:

@@ -210,10 +210,7 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
 def distances(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """
     Upper bounds of the Wasserstein distance of each coordinate, lower bounds from the means and sds (Gelbrich 1990),
-    and an upper bound for all coordinates together.
-
-    :param x: paired draws, shape ``(chains, draws, d)``.
-    :param y: their partners, of the same shape.
+    and an upper bound for all coordinates together, from paired draws, shape ``(chains, draws, d)``.
     """
     x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     paired = ((x - y) ** 2).mean(0)

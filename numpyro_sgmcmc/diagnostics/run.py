@@ -224,9 +224,8 @@ class Run:
 
     def draws(self, max_draws: int) -> Draws:
         """
-        The draws in unconstrained space, evenly thinned to at most ``max_draws`` over all chains.
-
-        :raises TooFewDraws: if fewer than ``FEWEST`` draws of each chain are left.
+        The draws in unconstrained space, evenly thinned to at most ``max_draws`` over all chains. Raises TooFewDraws if
+        fewer than ``FEWEST`` of each chain are left.
         """
         draws = thinned(self.mcmc, max_draws)
         chains, kept = next(iter(draws.values())).shape[:2]

@@ -141,10 +141,7 @@ def _wide(leaf: Any) -> Any:
 
 
 def identities(z: np.ndarray, g: np.ndarray) -> Identities:
-    """
-    :param z: draws, shape ``(chains, draws, d)``.
-    :param g: gradients at the draws, of the same shape.
-    """
+    """The identities from draws and gradients there, shape ``(chains, draws, d)``."""
     away = z - z.mean((0, 1))
     sd = np.maximum(away.std((0, 1)), 1e-300)
     d, n = z.shape[-1], z.shape[0] * z.shape[1]

@@ -121,10 +121,8 @@ def _whitened(z: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def discrepancy(z: np.ndarray, score: np.ndarray) -> tuple[float, float, float]:
     """
-    KSD^2 / d, the standard error of its projection, and the size of the remainder.
-
-    :param z: draws, shape ``(chains, draws, d)``.
-    :param score: unbiased estimates of their scores, of the same shape, independent between draws.
+    KSD^2 / d, the standard error of its projection, and the size of the remainder, from draws, shape ``(chains, draws,
+    d)``, and unbiased estimates of their scores that are independent between draws.
     """
     chains, kept, d = z.shape
     n = chains * kept

@@ -145,8 +145,7 @@ def _check_batches(plates: Any, gradient: Any) -> None:
 
 def _share_of_noise(plates: Any) -> float:
     """
-    The variance of the noise of n rows, over its reduction by 2 n rows; with several plates, for the one with the
-    smallest share of rows in a batch.
+    The variance of the noise of n rows, over its reduction by 2 n, for the plate with the smallest share in a batch.
     """
     share = min(plate.batch_size / plate.size for plate in plates.values())
     return 2 * (1 - share)

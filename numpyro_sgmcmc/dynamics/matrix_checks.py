@@ -33,10 +33,7 @@ def check_matrix(what: str, value: np.ndarray, layout: Layout) -> None:
 
 
 def check_noise(value: np.ndarray, layout: Layout) -> None:
-    """
-    :param value: 2 D h - B h^2, shape ``(n, n)`` or its diagonal.
-    :raises ValueError: if more noise is to be subtracted than is injected.
-    """
+    """Raises a ValueError if more noise is to be subtracted than is injected: 2 D h - B h^2 is negative."""
     _check_positive(
         value,
         layout,

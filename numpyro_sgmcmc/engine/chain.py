@@ -235,10 +235,8 @@ class Chain:
         self, potential: ModelPotential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array, read: tuple = ()
     ) -> Evaluation:
         """
-        The estimator's gradient at ``z`` from rows drawn by this chain's scheme. Each device looks up its own share of
-        them, and they are weighted if the shares are unequal.
-
-        :param read: the data of these rows that have already been read, from each source on disk.
+        The estimator's gradient at ``z`` from rows of this chain's scheme, whose data on disk have been ``read``. Each
+        device looks up its own share, weighted if the shares are unequal.
         """
         potential = potential.using_rows(rows, read, row_weights(self.rows, potential.plates))
         return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)

@@ -245,8 +245,12 @@ class SGMCMC(MCMCKernel):
         kernel = self.replace(chain=self.chain.for_run(potential, rng_key, on_potential))
         search = kernel._announced(potential)
         mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
-        start = on_potential(partial(kernel._start, num_warmup=num_warmup, mark=mark, mapped=mapped))
-        state, first = start(rng_key, init_params)
+
+        def start(potential, rng_key, init_params):
+            state, energies = kernel.chains_for(potential).start(rng_key, init_params, num_warmup, mark)
+            return state, _first_chain(potential, state, energies, mapped)
+
+        state, first = on_potential(start)(rng_key, init_params)
         if search:
             logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
         if not mapped:
@@ -267,26 +271,6 @@ class SGMCMC(MCMCKernel):
         if search:
             logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
         return search
-
-    def _start(
-        self,
-        potential: ModelPotential,
-        rng_key: jax.Array,
-        init_params: Sites | None,
-        *,
-        num_warmup: int,
-        mark: int,
-        mapped: bool,
-    ) -> tuple[SGMCMCState, Any]:
-        """
-        The initial state, and what the checks of the start need: position and a key of the first chain, and energies.
-        """
-        state, energies = self.chains_for(potential).start(rng_key, init_params, num_warmup, mark)
-        z, key = state.z, state.rng_key
-        if not is_key(rng_key):
-            z, key = jax.tree.map(lambda x: x[0], (z, key))
-        key = derive_key(key, Stream.PROBE)
-        return state, (z, key, energies, {} if mapped else exchanged_energies(potential, z, key))
 
     def _check_values(
         self, on_potential: Callable, potential: ModelPotential, state: SGMCMCState, first: Any, arguments: tuple
@@ -386,6 +370,15 @@ class SGMCMC(MCMCKernel):
     @property
     def _batch_size(self) -> Any:
         return self.chain.batch_size if self.batch_size is None else self.batch_size
+
+
+def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, mapped: bool) -> tuple:
+    """For the checks of a start: a position and a key of the first chain, the energies, and those of exchanged rows."""
+    z, key = state.z, state.rng_key
+    if jnp.ndim(state.i):
+        z, key = jax.tree.map(lambda x: x[0], (z, key))
+    key = derive_key(key, Stream.PROBE)
+    return z, key, energies, {} if mapped else exchanged_energies(potential, z, key)
 
 
 def _fingerprint(model_args, model_kwargs):

@@ -126,10 +126,8 @@ def _of_function(potential: Any, predictor: Callable) -> RowPredictor:
 
 def check_predictor(potential: Any, given: Any, label: str) -> None:
     """
-    Checks at a few rows and two positions that the predictor is affine and that the gradients follow from its slopes.
-    This is not possible if the data are traced.
-
-    :raises ValueError: if the check fails, or there is no such site.
+    Checks at a few rows and two positions that the predictor is affine and that the gradients follow from its slopes,
+    unless the data are traced. Raises a ValueError if not, or if there is no such site.
     """
     ((plate, (size, _)),) = potential.plates.items()
     rows = jnp.asarray(np.unique(np.linspace(0, size - 1, ROWS).astype(np.int32)))

@@ -70,11 +70,7 @@ class summed_out:
 
 
 def support_of(name: str, fn: Distribution) -> np.ndarray:
-    """
-    All values of an element of a site, shape ``(values, *event_shape)``.
-
-    :raises ValueError: if the support is not finite, or too large.
-    """
+    """All values of an element of a site, shape ``(values, *event_shape)``, if these are not too many."""
     base = fn
     while isinstance(base, (ExpandedDistribution, Independent, MaskedDistribution)):
         base = base.base_dist

@@ -132,12 +132,8 @@ def location_and_scale_parents(
 
 def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:
     """
-    None, False or a dict by site.
-
-    :param settings: those of another run, whose coordinates belong to its centring.
-    :param gradient: the gradient estimator.
-    :raises ValueError: for another type, numbers that are not between 0 and 1, or a centring beside ``settings`` or the
-        centre of an estimator.
+    None, False or a dict by site. Raises a ValueError for anything else, or a centring beside the ``settings`` of
+    another run, which have their own, or beside the centre of an estimator.
     """
     if settings is not None:
         if centering is not None:
@@ -162,12 +158,7 @@ def checked_centering(centering: Any, settings: Any = None, gradient: Any = None
 
 
 def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Mapping[str, Any]) -> Sites:
-    """
-    The given numbers as arrays like the sites.
-
-    :param sites: the hierarchical sites of the model.
-    :raises ValueError: for other sites, or arrays of another shape.
-    """
+    """The given numbers as arrays like the sites. Raises a ValueError for sites without a centring, or other shapes."""
     for name, share in centering.items():
         if name not in prototype:
             raise ValueError(f"centering names {name!r}, which is no latent site; these are {sorted(prototype)}.")

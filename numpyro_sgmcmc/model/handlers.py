@@ -113,12 +113,8 @@ def given_transform(name: str, fn: Distribution, transforms: Transforms | None) 
 
 def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> handlers.substitute:
     """
-    The model with latents at the values that correspond to the unconstrained ``z``, and for each latent a factor
-    ``_{site}_log_det``: the log determinant of the Jacobian, which makes the density one of ``z``.
-
-    :param fn: model.
-    :param z: unconstrained values by site.
-    :param transforms: site -> transform from unconstrained values to the support; ``biject_to`` for other sites.
+    The model with latents at the values of the unconstrained ``z``, and for each latent a factor ``_{site}_log_det``:
+    the log determinant of the Jacobian, which makes the density one of ``z``.
     """
     return handlers.substitute(fn, substitute_fn=partial(_transformed, z, transforms or {}))
 

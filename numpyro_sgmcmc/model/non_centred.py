@@ -123,12 +123,7 @@ class NonCentred:
         return pair[0].reshape(shape.shape), pair[1].reshape(shape.shape)
 
     def as_written(self, z: Sites, centering: Sites) -> tuple[Sites, jax.Array]:
-        """
-        The values of the sites as the model has them, and the log determinant of their derivative.
-
-        :param z: the sampled variables.
-        :param centering: lambda of each of the sites.
-        """
+        """The values of the sites as the model has them, and the log determinant of their derivative."""
         log_det = jnp.zeros(())
         for name in self._values:  # in this order
             shift, factor = self._affine(name, z, centering[name])

@@ -77,10 +77,8 @@ def check_missing(structure: Structure) -> None:
 
 def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
     """
-    JAX clamps an index beyond the end of an array, so a wrong length gives wrong rows and no error. Data that are too
-    long are also an error; but an array that the model computes may be longer than the plate, for example a forecast.
-
-    :raises ValueError: for an array whose length is not that of the plate that indexes it.
+    Raises a ValueError for an array whose length is not that of the plate that indexes it: JAX clamps an index beyond
+    the end. An array that the model computes may be longer than the plate, for example a forecast.
     """
     # for a series of T numbers: y[rows] and y[rows + 1] in a plate of T - 1
     by_rows = [lookup for lookup in cut.lookups if not lookup.codes]

@@ -185,9 +185,7 @@ def _some_value(site: Any) -> Any:
 
 
 def log_density(name: str, site: Any) -> jax.Array:
-    """
-    The log density of a site, scaled only by weights of its elements. If it fails, ``name`` is read from the traceback.
-    """
+    """The log density, scaled only by weights of its elements. If it fails, ``name`` is read from the traceback."""
     density, scale = site["fn"].log_prob(site["value"]), site["scale"]
     return density if scale is None or not jnp.ndim(scale) else density * scale
 

@@ -44,9 +44,8 @@ def checked_structure(
     transforms: Transforms | None = None,
 ) -> tuple[dict[str, Plate], Structure]:
     """
-    The minibatched plates, and the structure of the model with these plates cut to minibatches.
-
-    :raises ValueError: for anything that would make the minibatch potential wrong; the message names the site or plate.
+    The minibatched plates, and the structure of the model with these plates cut to minibatches. Raises a ValueError for
+    anything that would make the minibatch potential wrong, with the name of the site or plate.
     """
     gibbs_sites = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
     outline_of = partial(outline, model, args, kwargs, transforms=transforms)

@@ -36,7 +36,7 @@ from numpyro_sgmcmc.types import Plate, Rows, Sites
 
 class ModelPotential:
     """
-    The potential of a model for given arguments.
+    The potential of a model for given arguments, a :class:`~numpyro_sgmcmc.types.Potential`.
 
     :param model: NumPyro model.
     :param tuple args: its arguments; all arrays among them are JAX arrays.
@@ -45,9 +45,6 @@ class ModelPotential:
     :param structure: the model's structure.
     :param dict transforms: site -> NumPyro transform from unconstrained values to its support, instead of
         ``biject_to(support)``.
-
-    ``draws_local_sites`` says whether latent sites of the rows are drawn for each minibatch, ``keeps_local_values``
-    whether these draws start at the values of the previous visit.
     """
 
     def __init__(
@@ -90,12 +87,10 @@ class ModelPotential:
 
     @property
     def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the unconstrained latents."""
         return self.structure.prototype
 
     @property
     def randomised(self) -> bool:
-        """Whether the model draws its own keys (``numpyro.prng_key()``)."""
         return self.structure.randomised
 
     @property
@@ -148,7 +143,6 @@ class ModelPotential:
 
     @property
     def local_values(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the stored values of the local sites of a minibatch, with rows along axis 0."""
 
         def values(z, rows):
             return self.visit(z, rows, None, None)[1]
@@ -190,15 +184,13 @@ class ModelPotential:
             yield "_centering_log_det", {}, -self.as_written(z)[1]
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
-        """Energy of everything outside the minibatched plates, including the Jacobians of transforms; needs no data."""
         energies = self.energies(z, self.some_rows(), rng_key)
         return _sum(energy for _, plates, energy in energies if not self.plates.keys() & plates)
 
     def per_row(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
         """
-        Energy of each row in the batch, shape ``(batch_size,)``, without the factor N/n.
-
-        :raises ValueError: if not exactly one plate is minibatched, so that a row is not defined.
+        Energy of each row in the batch, shape ``(batch_size,)``, without the factor N/n. Raises a ValueError if not
+        exactly one plate is minibatched.
         """
         if len(self.plates) != 1:
             raise ValueError(
@@ -215,7 +207,6 @@ class ModelPotential:
         return total
 
     def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
-        """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself if no plate is minibatched."""
         return _sum(energy for _, _, energy in self.energies(z, rows, rng_key))
 
     def visit(
@@ -278,9 +269,7 @@ class ModelPotential:
 
     @cached_property
     def hierarchies(self) -> tuple[dict[str, frozenset[str]], NonCentred]:
-        """
-        The sites that the model has centred, with the sites on which their scales depend, and those it has non-centred.
-        """
+        """The sites that are centred, with the sites on which their scales depend, and those that are non-centred."""
         trace = lambda z: self.trace(z, self.some_rows(), None)  # noqa: E731
         parents = location_and_scale_parents(trace, self.structure, self.transforms)
         centred = {name: scale for name, (loc, scale) in parents.items() if loc | scale}

@@ -132,9 +132,6 @@ class RunScores(NamedTuple):
     def times(self, g: jax.Array, ones: jax.Array) -> tuple[jax.Array, jax.Array]:
         """
         S g for a gradient of each chain, and the diagonal of S, up to a common factor; both as given if S is known.
-
-        :param g: shape ``(chains, d)``.
-        :param ones: the diagonal without S.
         """
         if not self.scatter.size:
             return g, ones

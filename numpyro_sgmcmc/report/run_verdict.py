@@ -20,10 +20,8 @@ class RunVerdict(NamedTuple):
     @classmethod
     def from_numbers(cls, numbers: RunNumbers) -> "RunVerdict":
         """
-        The verdict at the end of a run.
-
-        :param numbers: arrays of shape ``(chains, draws)``. Chains that run one by one have separate numbers: the worst
-            of them counts, and together they see what a longer chain would.
+        The verdict at the end of a run, from arrays of shape ``(chains, draws)``. Chains that run one by one have
+        separate numbers: the worst of them counts, and together they see what a longer chain would.
         """
         last = np.stack([np.asarray(part, float)[:, -1] for part in numbers], -1)
         chains = np.unique(last, axis=0)

@@ -134,11 +134,7 @@ class Segments:
         return jax.pmap(fn) if isinstance(method, str) else method(fn)
 
     def advance(self, carry: Carry, t: int, n: int) -> tuple[Carry, list[np.ndarray]]:
-        """
-        Makes ``n`` transitions after the first ``t``.
-
-        :return: the states, and the new draws of each collected array, shape ``(draws, chains, ...)``.
-        """
+        """The states after ``n`` transitions, and the new draws of each collected array, ``(draws, chains, ...)``."""
         times = jnp.int32(t), jnp.int32(n)
         if self._over_chains is not None and self.mapped:
             carry, buffers = self._over_chains(carry, *times)

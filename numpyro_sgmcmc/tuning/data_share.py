@@ -84,9 +84,6 @@ def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, co
     """
     The centring that is chosen at the start of a chain. In the second round the descent is in the variables that the
     first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
-
-    :param z: the start.
-    :param contiguous: whether minibatches are blocks of neighbouring rows.
     """
     sites = sites_to_centre(potential)
     written = {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()}

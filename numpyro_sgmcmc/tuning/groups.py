@@ -101,11 +101,7 @@ def candidates(sites: dict[str, Site]) -> dict[Any, dict[str, tuple[int, ...]]]:
 
 
 def layout_of(potential: ModelPotential, coupled: Any) -> Layout | None:
-    """
-    The layout of a model, or None if it has no such groups, or few coordinates.
-
-    :param coupled: layout -> whether the groups of its first family are coupled.
-    """
+    """The layout of a model, or None if it has no groups that are not ``coupled``, or few coordinates."""
     sites = {name: site for name, site in potential.structure.sites.items() if name in potential.prototype}
     sizes = {name: math.prod(shape.shape) for name, shape in potential.prototype.items()}
     d = sum(sizes.values())

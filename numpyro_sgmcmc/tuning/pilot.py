@@ -122,8 +122,6 @@ def score_limit(coordinates: int, chains: int) -> float:
     """
     The bound of the z-scores of a round, for the worst of two scores per coordinate. Draws that depend on each other
     beyond a block exceed it more often than the stated chance, up to one run in twenty.
-
-    :param int chains: number of chains that are tuned together.
     """
     return float(largest_z_score(2 * coordinates, BLOCKS * chains - 1))
 

@@ -90,10 +90,8 @@ def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Arr
 
 def descents_of(potential: Potential, observed: int, chains: int) -> int:
     """
-    Number of descents for each chain; 0 if there are too many coordinates, or too many observations that are not
-    minibatched.
-
-    :param int observed: observed numbers in one evaluation of the potential.
+    Number of descents for each chain; 0 if there are too many coordinates, or too many observed numbers in one
+    evaluation of a potential without minibatches.
     """
     if is_high_dimensional(potential.prototype) or (not potential.plates and observed > DESCENT_ROWS):
         return 0
