@@ -33,6 +33,8 @@ from numpyro.distributions import (
 )
 from numpyro.distributions.transforms import Transform
 
+from numpyro_sgmcmc.model.handlers import elementwise
+
 
 @jax.custom_jvp
 def inside(value: jax.Array) -> jax.Array:
@@ -147,12 +149,13 @@ class Charts:
     def __call__(self, name: str, fn: Distribution) -> Transform | None:
         """The transform of a site; None if it is on neither."""
         own: Any = _bare(fn)
-        if _is(fn.support, constraints.simplex):
+        support = elementwise(fn.support)
+        if support is constraints.simplex:
             total = jnp.full(fn.batch_shape, float(fn.event_shape[-1]))
             if isinstance(own, Dirichlet):
                 total = jnp.asarray(own.concentration).sum(-1)
             return Expanded(total + self.counts.get(name, 0.0), self.log, self.raw)
-        if _is(fn.support, constraints.positive) or _is(fn.support, constraints.nonnegative):
+        if support is constraints.positive or support is constraints.nonnegative:
             return HalfLine(1 / jnp.asarray(own.rate) if isinstance(own, (Gamma, Exponential)) else 1.0, self.log)
         return None
 
@@ -176,9 +179,3 @@ def _bare(fn: Any) -> Any:
     while isinstance(fn, (ExpandedDistribution, Independent)):
         fn = fn.base_dist
     return fn
-
-
-def _is(support: Any, constraint: Any) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraint

@@ -22,7 +22,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.engine.metropolis import passes, work
-from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, derive_key, next_key
+from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
@@ -222,7 +222,7 @@ class Chain:
             for noise_free in self._noise_free(state.i - 1, RarelyChanging.unpacked(state.marks).wraps).values():
                 temperature = jnp.where(noise_free, jnp.nan, temperature)
         z = potential.in_variables_of(usual, self.position(potential, state))
-        return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
+        return state._replace(z=z, temperature=temperature, rng_key=derive_key(before.rng_key, Stream.NEXT))
 
     def _back(self, state: SGMCMCState) -> Phase:
         """The phase after a refusal: the last position of finite energy, and the momentum reversed."""

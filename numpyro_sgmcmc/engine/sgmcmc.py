@@ -235,7 +235,9 @@ class SGMCMC(MCMCKernel):
             ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
             whose density for a row depends on the other rows of its minibatch.
         """
-        rng_key = _without_an_axis_of_one(raw_key(rng_key))
+        rng_key = raw_key(rng_key)
+        if not is_key(rng_key) and len(rng_key) == 1:  # as NumPyro gives for one chain
+            rng_key = rng_key[0]
         arguments = model_args, model_kwargs
         potential = self.potential(*arguments)
         chain = self.chain_for(potential)
@@ -385,8 +387,3 @@ def _fingerprint(model_args, model_kwargs):
     """The fingerprint of the data alone: the values of the other Gibbs blocks change at every sweep."""
     data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
     return fingerprint(model_args, data)
-
-
-def _without_an_axis_of_one(rng_key: jax.Array) -> jax.Array:
-    """The key of a single chain for a batch of one key, as NumPyro gives for ``num_chains=1``."""
-    return rng_key[0] if not is_key(rng_key) and len(rng_key) == 1 else rng_key

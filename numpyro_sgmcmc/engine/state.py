@@ -25,11 +25,6 @@ def derive_key(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:
     return random.fold_in(rng_key, use)
 
 
-def next_key(rng_key: jax.Array) -> jax.Array:
-    """The key of the next transition."""
-    return derive_key(rng_key, Stream.NEXT)
-
-
 def raw_key(rng_key: jax.Array) -> jax.Array:
     """
     The data of typed keys of the default kind: NumPyro cannot collect a typed key as an extra field. Other typed keys

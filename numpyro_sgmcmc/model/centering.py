@@ -13,7 +13,6 @@ for each element with its own :math:`\lambda` between 0 and 1. As the model writ
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -86,14 +85,8 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
     return form
 
 
-def centred_transforms(
-    centering: Sites, transforms: Transforms | None
-) -> Callable[[str, Distribution], Transform | None]:
-    """The transforms from the partially centred variables to the values of their sites."""
-    return partial(_centred, centering, transforms or {})
-
-
-def _centred(centering: Sites, transforms: Transforms, name: str, fn: Distribution) -> Transform | None:
+def centred_transform(centering: Sites, transforms: Transforms | None, name: str, fn: Distribution) -> Transform | None:
+    """From the partially centred variable to the value of a site; ``transforms`` are those of other sites."""
     form = form_of(fn) if name in centering else None
     return form.transform(centering[name]) if form else given_transform(name, fn, transforms)
 

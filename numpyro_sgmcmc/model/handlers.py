@@ -128,7 +128,7 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     step = site["infer"].get(SCAN_INDEX)
     if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):
         x = x[step]  # inside a scan, z has a value for each step
-    if given_transform(name, fn, transforms) is None and _is_real(fn.support):
+    if given_transform(name, fn, transforms) is None and elementwise(fn.support) is constraints.real:
         return x
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
@@ -138,7 +138,8 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     return value
 
 
-def _is_real(support: Any) -> bool:
-    if isinstance(support, constraints.independent):
+def elementwise(support: Any) -> Any:
+    """The constraint of each element of a support."""
+    while isinstance(support, constraints.independent):
         support = support.base_constraint
-    return support is constraints.real
+    return support

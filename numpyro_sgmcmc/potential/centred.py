@@ -3,6 +3,7 @@ The potential in partially centred variables (:mod:`~numpyro_sgmcmc.model.center
 :mod:`~numpyro_sgmcmc.model.non_centred`), and which sites of a model have such variables.
 """
 
+from functools import partial
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.model.centering import LocationScale, centred_transforms, form_of
+from numpyro_sgmcmc.model.centering import LocationScale, centred_transform, form_of
 from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.types import Sites
@@ -43,8 +44,8 @@ def centred_potential(potential: ModelPotential, centering: Sites) -> ModelPoten
     if not centering:
         return potential
     sites, non_centred = potential.hierarchies
-    transforms = centred_transforms({k: v for k, v in centering.items() if k in sites}, potential.transforms)
-    new = potential.replace(transforms=transforms)
+    of_centred = {name: share for name, share in centering.items() if name in sites}
+    new = potential.replace(transforms=partial(centred_transform, of_centred, potential.transforms))
     if names := non_centred.scales.keys() & centering.keys():
         # the location and the scale are functions of the other variables, in which centred sites are transformed
         new = new.replace(non_centred=new.non_centred_among(names), centering=centering)

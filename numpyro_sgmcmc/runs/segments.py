@@ -130,7 +130,8 @@ class Segments:
         """Maps a function over chains, as NumPyro does."""
         method = self.mcmc.chain_method
         if method == "sequential":
-            return lambda *trees: _stacked([fn(*_chain(trees, k)) for k in range(self.chains)])
+            over_chains = lambda trees: [fn(*_chain(trees, k)) for k in range(self.chains)]  # noqa: E731
+            return lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *over_chains(trees))
         return jax.pmap(fn) if isinstance(method, str) else method(fn)
 
     def advance(self, carry: Carry, t: int, n: int) -> tuple[Carry, list[np.ndarray]]:
@@ -170,10 +171,6 @@ def _attribute(state: Any, name: str) -> Any:
 
 def _chain(tree: Any, k: int) -> Any:
     return jax.tree.map(lambda x: x[k], tree)
-
-
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _is_number(x: Any) -> bool:
