@@ -161,8 +161,8 @@ FAULTS = [
     # what the warm-up finds
     Fault("coordinates: not transposed", "coordinates", "product(self.scale.T,", "product(self.scale,",
           "test_tuning:gradients_in_x"),
-    Fault("tuner: noise of both gradients", "tuner", "(seen.first - seen.second) / jnp.sqrt(2.0)",
-          "seen.first - seen.second",
+    Fault("tuner: noise of both gradients", "tuner", "(gradients.first - gradients.second) / jnp.sqrt(2.0)",
+          "gradients.first - gradients.second",
           "test_tuning:noise_is_that"),
     Fault("tuner: places stay as L is stretched", "tuner", "into(x), into(places)", "into(x), places",
           "test_tuning:leave_everything"),

@@ -77,9 +77,9 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
 
     def evaluate(potential, z, mean, rng_key):
         plates, unravel = potential.plates, unraveler(potential.prototype)
-        seen, size = numbers_of_rows(potential)
+        batch, size = numbers_of_rows(potential)
         whole = size <= ALL_ROWS
-        about.update(size=max(size, 1), rows=size if whole else seen, whole=whole or not plates)
+        about.update(size=max(size, 1), rows=size if whole else batch, whole=whole or not plates)
         key_draws, key_mean = random.split(rng_key)
 
         def at_draw(z, k):

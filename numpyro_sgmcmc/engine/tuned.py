@@ -112,7 +112,6 @@ class TunedChain(Chain):
         return state._replace(gradient_state=self.gradient.start(potential, z, random.key(0)))
 
     def announced(self, potential: ModelPotential) -> str:
-        """What the warm-up does before the first draw; empty if nothing is searched for."""
         if self.known is not None:
             return ""
         d = sum(site.size for site in potential.prototype.values())
@@ -194,7 +193,6 @@ class TunedChain(Chain):
         return state._replace(warm_up=state.warm_up._replace(transition=jnp.minimum(t + 1, 2**31 - 2)))
 
     def is_sampling(self, state: SGMCMCState) -> jax.Array:
-        """Whether the warm-up has ended."""
         return state.warm_up.transition > state.warm_up.num_warmup
 
     def _updated(self, usual: ModelPotential, state: SGMCMCState) -> SGMCMCState:

@@ -48,11 +48,11 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         """The diagonal of the Hessian with respect to a site, from random vectors of signs."""
         slope = jax.grad(lambda x: energy({**a, name: x}))
 
-        def seen(key):
+        def diagonal(key):
             signs = random.rademacher(key, sites[name].shape, sites[name].dtype)
             return signs * jax.jvp(slope, (a[name],), (signs,))[1]
 
-        return jax.vmap(seen)(random.split(key_signs, PROBES)).mean(0)
+        return jax.vmap(diagonal)(random.split(key_signs, PROBES)).mean(0)
 
     def of_all(potential, a, rows, key):
         del a

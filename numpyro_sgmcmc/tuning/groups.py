@@ -146,12 +146,12 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     rows = _spread_rows(potential.plates)
     gradient = jax.grad(lambda z: potential.estimate(unravel(z), rows, key_model))
 
-    def seen(key):
+    def products(key):
         signs = random.rademacher(key, (groups, 1), z.dtype)
         v = layout.merge(jnp.zeros(layout.size), [signs * along])
         return signs * layout.split(jax.jvp(gradient, (z,), (v,))[1])[1][0]
 
-    first, second = map(seen, random.split(key_signs))
+    first, second = map(products, random.split(key_signs))
     change = jnp.linalg.norm(first - second) / jnp.maximum(jnp.linalg.norm(first + second) / 2, 1e-30)
     return jnp.where(jnp.isfinite(change), change, jnp.inf)
 

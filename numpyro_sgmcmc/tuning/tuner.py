@@ -156,18 +156,18 @@ class Tuner:
         kinds = 2 if is_undecided(self.rows) and potential.plates else 1
         number = jnp.where(due, len(places) * jnp.where(t == 0, kinds, 1), counts).astype(jnp.int32)
 
-        def look(k, seen):
-            moments, differences, bends, sound = seen
+        def look(k, carry):
+            moments, differences, bends, sound = carry
             kind, place = jnp.divmod(k, len(places))
             # first at the positions of the chains
             there = jnp.where(due & (place > 0), places[place % drawn], x)
             parts = self.gradient, self.rows, settings.coordinates
             rest = self.rule.reach(warm_up.largest), random.fold_in(key_look, k), settings.contiguous | (kind > 0)
-            seen = probe(potential, *parts, there, gradient_state, *rest)
-            moments = moments.add(warm_up.block, there, seen.first, seen.second)
-            differences = differences.at[kind, place].set((seen.first - seen.second) / jnp.sqrt(2.0))
-            sound = jnp.where(k > 0, sound, jnp.isfinite(seen.first).all(1))
-            return moments, differences, bends.at[place].set(seen.bend), sound
+            gradients = probe(potential, *parts, there, gradient_state, *rest)
+            moments = moments.add(warm_up.block, there, gradients.first, gradients.second)
+            differences = differences.at[kind, place].set((gradients.first - gradients.second) / jnp.sqrt(2.0))
+            sound = jnp.where(k > 0, sound, jnp.isfinite(gradients.first).all(1))
+            return moments, differences, bends.at[place].set(gradients.bend), sound
 
         nothing = jnp.zeros((kinds, *places.shape), places.dtype), jnp.zeros_like(places)
         sound = jnp.ones(places.shape[1], bool)
@@ -255,35 +255,35 @@ class Tuner:
         turns, layout = coordinates.turns, coordinates.layout
         first = warm_up.transition == 0
         if turns is None:
-            seen = jax.vmap(lambda noise: measured(shortened(noise)))(differences)
+            of_noise = jax.vmap(lambda noise: measured(shortened(noise)))(differences)
             kind = _quietest(first, differences)
         else:
             rotated = partial(rotation, blocks=blocks_of(potential.prototype, self.dense_mass), turns=turns)
-            seen, axes = jax.vmap(rotated)(differences)
+            of_noise, axes = jax.vmap(rotated)(differences)
             kind = _quietest(first, turned(differences, turns, axes[-1]))
             axes = axes[kind]
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
             differences, visited = (turned(samples, turns, axes) for samples in (differences, visited))
-        seen = jax.tree.map(lambda of_kinds: of_kinds[kind], seen)
+        of_noise = jax.tree.map(lambda of_kinds: of_kinds[kind], of_noise)
         if layout is not None:
-            seen = pooled(seen, layout)
-        seen = seen._replace(growth=growth(differences[kind], visited))
+            of_noise = pooled(of_noise, layout)
+        of_noise = of_noise._replace(growth=growth(differences[kind], visited))
         bend = bend_of(bends)
-        h = self.rule.step_size(seen, bend, warm_up.largest)
+        h = self.rule.step_size(of_noise, bend, warm_up.largest)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
         settings = replace(
             settings,
             step_size=h,
             steps_per_sample=steps if self.steps_per_sample is None else settings.steps_per_sample,
-            predicted_inflation=self.rule.inflation(h, seen.variance),
+            predicted_inflation=self.rule.inflation(h, of_noise.variance),
             coordinates=coordinates,
-            noise_variance=seen.variance,
+            noise_variance=of_noise.variance,
             contiguous=settings.contiguous | (kind > 0),
         )
         warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
         momentum = noise.normal(rng_key, x.shape, x.dtype)
-        phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, seen.variance))(x, momentum)
+        phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, of_noise.variance))(x, momentum)
         return settings, warm_up, phase
 
 
