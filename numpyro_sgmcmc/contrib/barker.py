@@ -64,10 +64,6 @@ class Barker(Dynamics):
     def largest_step(self, curvature: Any) -> Any:
         return 0.04 / curvature  # adds h / 2 to the relative variance, as for SGLD
 
-    def init(self, z: Any, noise: Any) -> Phase:
-        del noise
-        return Phase(z)
-
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance by white noise beyond ``phase.noise_variance`` tau^2: h M^-1 (s^2 - tau^2) / 2."""
         known = phase.noise_variance

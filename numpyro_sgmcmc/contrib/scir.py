@@ -70,10 +70,6 @@ class CoxIngersollRoss(Dynamics):
         del curvature
         return math.nan  # the warm-up cannot choose one
 
-    def init(self, z: Any, noise: Any) -> Phase:
-        del noise
-        return Phase(z)
-
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white noise of b adds to theta: tanh(r h / 2) Var b / (r theta), at the mean theta."""
         heat = lambda s2, z, r: jnp.tanh(r * h / 2) * s2 / (r * jnp.exp(z))  # noqa: E731
