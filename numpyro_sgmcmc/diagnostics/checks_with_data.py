@@ -20,7 +20,7 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, Identities, identities
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.report.run_verdict import mean_in_words, power_in_words, variance_in_words
+from numpyro_sgmcmc.report.run_verdict import Power, mean_in_words, variance_in_words
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
@@ -57,8 +57,9 @@ class WithData:
 
     @cached_property
     def limit(self) -> np.ndarray:
-        """The bounds of the z-scores of the identities, by coordinate."""
-        return bound(2 * len(self.draws.names), len(self.draws.z), self.ess)
+        """The bounds of the z-scores of the identities, by coordinate; each site has the same chance of a false one."""
+        sites, site, sizes = np.unique(self.draws.sites, return_inverse=True, return_counts=True)
+        return bound(2 * len(sites) * sizes[site], len(self.draws.z), self.ess)
 
     @cached_property
     def prediction(self) -> Prediction | None:
@@ -95,16 +96,14 @@ def gradient_facts(run: WithData) -> dict[str, Line]:
     return {"looked_at": Line(n, shown, details={"passes": of.passes}, title="gradients evaluated")}
 
 
-def power(run: WithData) -> dict[str, Line]:
-    """A line without a check: the errors that the identities would have shown in the worst global coordinate."""
+def power(run: WithData) -> Power:
+    """The errors that the identities would have shown in the worst global coordinate."""
     if run.of is None:
-        return {}
+        return Power()
     plates = {name: site.plates for name, site in run.run.potential.structure.latents.items()}
     inside = np.array([bool(plates[site]) for site in run.draws.sites])
     errors = np.stack([run.of.shift_error, run.of.inflation_error]) * run.limit
-    shift, inflation = errors[:, ~inside | inside.all()].max(1).tolist()
-    shown = power_in_words(shift, inflation)
-    return {"power": Line(shift, shown, details={"inflation": inflation}, title="power")}
+    return Power(*errors[:, ~inside | inside.all()].max(1).tolist())
 
 
 @CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)

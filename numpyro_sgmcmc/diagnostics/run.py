@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import copy
 from functools import cached_property
 import math
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from numpyro_sgmcmc.local.models import keeps_values
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.tuning.warm_up import WarmUp
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 
@@ -37,12 +38,14 @@ class Draws(NamedTuple):
     - **names** - names of the coordinates, such as ``"w[2]"``.
     - **sites** - the site of each coordinate.
     - **left_out** - number of draws that have no finite z.
+    - **centering** - lambda by site if z are partially centred variables; empty if they are NumPyro's.
     """
 
     z: np.ndarray
     names: tuple[str, ...]
     sites: tuple[str, ...]
     left_out: int
+    centering: Mapping[str, jax.Array] = MappingProxyType({})
 
     @property
     def flat(self) -> np.ndarray:
@@ -138,6 +141,11 @@ class Run:
     def samples_other_coordinates(self) -> bool:
         """Whether the chains move in other coordinates than NumPyro's unconstrained values."""
         return self.kernel.transforms is not None or not self.is_as_written
+
+    @property
+    def checks_draws(self) -> bool:
+        """Whether gradients at the draws have checked them while the run was sampling."""
+        return self.state.scores != ()
 
     @property
     def keeps_local_values(self) -> bool:
@@ -257,6 +265,22 @@ class Run:
                 "of their support."
             )
         return Draws(z[:, finite], *coordinate_names(self.potential.prototype), int((~finite).sum()) * chains)
+
+    def as_sampled(self, draws: Draws) -> Draws:
+        """
+        The draws in the partially centred variables in which the chains have moved; those of the first chain, if each
+        has found its own.
+        """
+        if self.is_as_written:
+            return draws
+        centering = dict(self.states[0].settings.centering)
+
+        def moved(potential, flat):
+            centred, unravel = potential.centred(centering), unraveler(potential.prototype)
+            return lax.map(lambda z: raveled(potential.in_variables_of(centred, unravel(z))), flat, batch_size=64)
+
+        z = np.asarray(self.compiled(moved)(jnp.asarray(draws.flat)), float).reshape(draws.z.shape)
+        return draws._replace(z=z, centering=centering)
 
 
 def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.run import Run
-from numpyro_sgmcmc.diagnostics.table import plain
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.types import Thermostatted
+from numpyro_sgmcmc.utils.wording import plain
 
 
 def run_facts(run: Run, seconds: float | None) -> dict[str, Line]:

@@ -77,7 +77,7 @@ class Gradients(NamedTuple):
 
 def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     """
-    Unbiased gradients of U at the draws, see above.
+    Unbiased gradients of U at the draws, see above, in their variables.
 
     :raises ValueError: if the kernel keeps local values, as those of other draws are not known any more.
     """
@@ -90,6 +90,7 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     about: dict[str, Any] = {}
 
     def at(potential, z, mean, rng_key):
+        potential = potential.centred(draws.centering)
         plates, unravel = potential.plates, unraveler(potential.prototype)
         seen, size = numbers_of_rows(potential)
         whole = size <= ALL_ROWS

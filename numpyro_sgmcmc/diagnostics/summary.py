@@ -36,10 +36,12 @@ from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.utils.monte_carlo import r_hat
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
 FEWEST = 400  # number of draws that are used for any number of coordinates
+NO_POWER = Line(None, "not known, as there are no gradients at the draws", title="power")
 
 
 def summary(
@@ -109,16 +111,21 @@ def summary(
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
         note = f"These lines do not detect every bias. {more}"
-        lines["power"] = _power(kept)
-        return Summary("Verdict", lines, note, checked=_is_checked(run, kept))
+        lines["power"] = _power(kept, kept.verdict) if run.checks_draws else NO_POWER
+        checked = not run.checks_draws or kept.verdict.after(kept.of_warm_up) != "unchecked"
+        return Summary("Verdict", lines, note, checked=checked)
     key_scores, key_pairs, key_local = random.split(run.key, 3)
-    found = gradients(run, draws, key_scores)
+    sampled = run.as_sampled(draws)
+    found = gradients(run, sampled, key_scores)
     normal = np.isfinite(found.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
-    data = WithData(run, draws, found, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
-    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data) | power(data)
+    data = WithData(run, sampled, found, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
+    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data)
+    verdict = kept.verdict._replace(power=kept.verdict.power.or_by(power(data)))
+    lines["power"] = _power(kept, verdict)
     if normal:
         lines |= local_lines(run, draws, key_local)
-    return Summary("Verdict", lines, by_site=numbers_by_site(lines))
+    checked = verdict.after(kept.of_warm_up) != "unchecked"
+    return Summary("Verdict", lines, by_site=numbers_by_site(lines), checked=checked)
 
 
 def _kept(run: Run, draws: Draws) -> Kept:
@@ -127,13 +134,7 @@ def _kept(run: Run, draws: Draws) -> Kept:
         return Kept(run.monitor, run.state.averages, limit, r_hat(draws.z), draws.z, draws.names)
 
 
-def _power(kept: Kept) -> Line:
-    """A line without a check: the errors that the identities during the run would have shown."""
-    numbers, draws = kept.verdict.numbers, kept.monitor.step_size.shape[1]
-    shown = kept.verdict.power(draws) if kept.verdict.verdict else "not known, as there are no gradients at the draws"
-    return Line(numbers.least_shift, shown, details={"inflation": numbers.least_inflation}, title="power")
-
-
-def _is_checked(run: Run, kept: Kept) -> bool:
-    """Whether draws or warm-up decide about a run whose draws are checked."""
-    return run.state.scores == () or kept.verdict.decides or (any(kept.scores) and not kept.verdict.is_blind)
+def _power(kept: Kept, verdict: RunVerdict) -> Line:
+    """A line without a check: the errors that would have been found."""
+    shown = verdict.power.words(kept.of_warm_up == "right", kept.monitor.step_size.shape[1])
+    return Line(verdict.power.shift, shown, details={"inflation": verdict.power.inflation}, title="power")

@@ -126,9 +126,7 @@ def _verdicts(mcmc: MCMC, averages: ScoreAverages, scores: Scores, limit: float)
         of_draws = worst(*(line.verdict for name, line in run.failures.items() if name != "warm_up"))
     checks = np.stack(scores, -1)
     of_warm_up = [verdict_on_warm_up(of_chain, limit) for of_chain in checks.reshape(-1, checks.shape[-1])]
-    if run is not None and run.verdict.decides:  # the draws decide, not those of the warm-up
-        of_warm_up = ["right"] * len(of_warm_up)
-    if run is not None and run.verdict.is_blind:
-        of_warm_up = ["unchecked" if found == "right" else found for found in of_warm_up]
+    if run is not None and mcmc.last_state.scores != ():
+        of_warm_up = [run.verdict.after(found) for found in of_warm_up]
     found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
     return np.array(found).reshape(checks.shape[:-1])

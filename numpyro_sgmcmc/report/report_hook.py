@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
+from numpyro_sgmcmc.report.run_checks import Kept
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.tuning.pilot import score_limit
 from numpyro_sgmcmc.utils.compat import stack_level
@@ -89,7 +89,7 @@ def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> 
             f"found in the warm-up: step_size {last['step_size']:.3g} in coordinates that standardise the posterior, "
             f"steps_per_sample {last['num_steps']:.0f}, variance of the gradient noise at most {last['noise']:.3g}; "
             f"{last['passes']:.3g} passes over the data in the search; verdict of the check: "
-            f"{verdict_on_warm_up(run.scores, run.limit)}."
+            f"{run.of_warm_up}."
         )
     if run.warnings:
         warnings.warn(_text(run.warnings, last["step_size"]), stacklevel=stack_level())

@@ -99,6 +99,11 @@ class Kept:
         """Gradient, virial and R-hat of the check of the warm-up, the largest of chains that were tuned one by one."""
         return [float(np.max(x[:, -1])) for x in (self.monitor.gradient, self.monitor.virial, self.monitor.r_hat)]
 
+    @property
+    def of_warm_up(self) -> str:
+        """The verdict of the check of the warm-up."""
+        return verdict_on_warm_up(self.scores, self.limit)
+
     def worst(self, sizes: np.ndarray) -> tuple[float, dict[str, str]]:
         """The largest of some numbers by coordinate, and where it is."""
         k = int(np.argmax(sizes))
@@ -238,7 +243,7 @@ def run_scores(run: Kept) -> Line | None:
         return None
     numbers, draws = found.numbers, run.monitor.step_size.shape[1]
     size = abs(numbers.size) if numbers.score > 1 else 0.0
-    shown = f"{numbers.score:.2g} of the bound; {found.power(draws)}"
+    shown = f"{numbers.score:.2g} of the bound; {found.power.words(run.of_warm_up == 'right', draws)}"
     return Line(numbers.score, shown, seen=found.words(run.averages), size=size, details=numbers._asdict())
 
 
