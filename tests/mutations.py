@@ -79,6 +79,7 @@ FAULTS = [
           "sampled = draws", "test_non_centred:known_better"),
     Fault("power: the warm-up makes any run right", "run_verdict", "self.needed <= (BLIND if passed else 1)",
           "self.needed <= 1 or passed", "test_run_scores:power_agree"),
+    Fault("words: all digits of an absurd ratio", "wording", "if x > MOST", "if False", "test_html:inflations"),
     Fault("power: of the data alone", "run_verdict", "Power(*map(np.fmin, self, other))", "other",
           "test_run_scores:one_of_two"),
     Fault("scores: mean of the control not known", "scores", "away = control - known",

@@ -20,11 +20,12 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, Identities, identities
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.report.run_verdict import Power, mean_in_words, variance_in_words
+from numpyro_sgmcmc.report.run_verdict import KNOWN, Power, mean_in_words, variance_in_words
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
 from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
+from numpyro_sgmcmc.utils.wording import inflation as in_words, plain
 
 MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
 
@@ -137,13 +138,13 @@ def virial(run: WithData) -> Line | None:
 
 
 def _identity(
-    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], in_words: Callable, allowed: str
+    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], told: Callable, allowed: str
 ) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves.
     :param mixed: deviation and its standard error, multiplied by the covariance of the draws.
     :param bounds: those of the check.
-    :param in_words: coordinate, deviation and error of ``mixed`` -> words.
+    :param told: coordinate, deviation and error of ``mixed`` -> words.
     :param allowed: the first bound, in words.
     """
     names, limit = run.draws.names, run.limit
@@ -161,12 +162,12 @@ def _identity(
     places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
     by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
     insignificant, overflow = ", not significant" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
-    overflow = f"perhaps the model overflows in the dtype of {overflow}, " * bool(overflow)
+    cause = f", perhaps because the model overflows in the dtype of {overflow}" * bool(overflow)
     return Line(
         float(both[k]),
-        f"z = {both[k]:.1f}, {in_words(names[k], effect[k], error[k])}{insignificant}",
+        f"z = {plain(both[k])}, {told(names[k], effect[k], error[k])}{insignificant}",
         f"z <= {limit[k]:.1f}, or less than {allowed}",
-        seen=f"{overflow}{in_words(names[most], effect[most], error[most])}",
+        seen=f"{told(names[most], effect[most], error[most])}{cause}",
         remedy="Give the model data of 32 bits" if overflow else "",
         size=float(certain.max()),
         error=float(np.median(error)),
@@ -212,14 +213,14 @@ def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: st
         certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
     k = int(np.argmax(certain if certain.any() else size))
     k = k if size.any() else int(np.argmax(np.abs(inflation)))
-    known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
-    shown = f"{inflation[k]:+z.1%}{known_to} at {names[k]}{run.mean_step}"
+    known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01 and abs(inflation[k]) <= KNOWN)
+    shown = f"{in_words(inflation[k])}{known_to} at {names[k]}{run.mean_step}"
     shown += ", which the draws refute" * bool(size[k] < REFUTED * abs(inflation[k]))
     by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
     return Line(
         float(inflation[k]),
         shown,
-        seen=f"{seen}: the predicted error of their variance is {shown}",
+        seen=f"{seen} (predicted for the variance: {shown})",
         size=float(certain.max()),
         error=float(error.max()),
         details={"where": names[k], "by_coordinate": dict(zip(names, inflation.tolist())), "by_site": by_site},

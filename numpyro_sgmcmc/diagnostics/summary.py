@@ -41,7 +41,7 @@ from numpyro_sgmcmc.utils.monte_carlo import r_hat
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
 FEWEST = 400  # number of draws that are used for any number of coordinates
-NO_POWER = Line(None, "not known, as there are no gradients at the draws", title="power")
+NO_POWER = Line(None, "not known without the data", title="power")
 
 
 def summary(

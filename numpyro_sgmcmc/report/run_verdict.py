@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, ScoreAverages
 from numpyro_sgmcmc.utils.significance import graded
-from numpyro_sgmcmc.utils.wording import plain
+from numpyro_sgmcmc.utils.wording import plain, ratio
 
 ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
 UNFIT = "does not fit the gradients at the draws"
@@ -45,7 +45,7 @@ class Power(NamedTuple):
         :param draws: draws of each chain.
         """
         if not self.is_enough(passed):
-            needed = f"; it needs about {plain(float(f'{self.needed * draws:.2g}'))} draws of each chain"
+            needed = f"; it needs about {plain(self.needed * draws, 2)} draws of each chain"
             return "too few draws for a verdict" + needed * math.isfinite(self.needed)
         errors = f"errors above {self.shift:.2g} sd of a mean and {self.inflation:.0%} of a variance"
         by_warm_up = "; the check at the end of the warm-up has passed as well" * (not self.is_enough(False))
@@ -107,18 +107,24 @@ class RunVerdict(NamedTuple):
         what, where = averages.name(int(self.numbers.series))
         if what == "mean":
             return mean_in_words(where, size, error)
-        return variance_in_words(where if what == "variance" else f"{where}, averaged over the site,", size, error)
+        return variance_in_words(where, size, error, over=what == "variances")
 
 
 def mean_in_words(where: str, size: float, error: float) -> str:
     """An error of a mean, in sds, which the first identity tells to first order."""
+    sign = "-" if size < 0 else "+"
     if abs(size) > KNOWN:
-        return f"the mean of {where} {UNFIT} ({size:+.2g} +- {error:.2g} sd instead of 0)"
+        return f"the mean of {where} {UNFIT} ({sign}{ratio(abs(size))} +- {plain(error, 2)} sd instead of 0)"
     return f"the mean of {where} is off by {size:+.2g} +- {error:.2g} sd"
 
 
-def variance_in_words(where: str, size: float, error: float) -> str:
-    """A relative error of a variance, which the second identity tells to first order."""
+def variance_in_words(where: str, size: float, error: float, over: bool = False) -> str:
+    """
+    A relative error of a variance, which the second identity tells to first order.
+
+    :param over: whether it is the mean over the coordinates of a site.
+    """
+    what = f"the mean variance of the elements of {where}" if over else f"the variance of {where}"
     if abs(size) > KNOWN:
-        return f"the variance of {where} {UNFIT} ({1 + size:.2g} +- {error:.2g} instead of 1)"
-    return f"the variance of {where} is off by {size:+.0%} +- {error:.0%}"
+        return f"{what} {UNFIT} ({ratio(1 + size)} +- {ratio(error)} instead of 1)"
+    return f"{what} is off by {size:+.0%} +- {error:.0%}"

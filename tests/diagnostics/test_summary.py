@@ -473,7 +473,7 @@ def test_the_power_is_that_of_global_coordinates():
         assert [key for key, line in found.items() if line and line.failed] == [name] * bool(name)
 
 
-@pytest.mark.parametrize("max_draws, verdict", [(2000, "right"), (120, "unchecked")])
+@pytest.mark.parametrize("max_draws, verdict", [(2000, "right"), (200, "unchecked")])
 def test_with_the_data_a_right_verdict_is_one_that_the_draws_allow(max_draws, verdict):
     found = summary(run(0), X, Y, max_draws=max_draws)
     assert found.verdict == verdict and ("would have been found" in found.lines["power"].shown) == (verdict == "right")
@@ -774,7 +774,8 @@ def test_narrow_data_that_overflow(largest, verdict):
     found = summary(short(kernel, x, y, num_samples=500), x, y)
     assert found["score"]["verdict"] == {"right": "ok"}.get(verdict, verdict), str(found)
     assert "argument 1 in 32 bits" in found.all()
-    assert found["score"]["advice"].startswith("perhaps the model overflows in the dtype of argument 1")
+    if largest == 30:
+        assert ", perhaps because the model overflows in the dtype of argument 1" in found["score"]["advice"]
 
 
 def bits(x):
