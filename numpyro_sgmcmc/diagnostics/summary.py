@@ -62,8 +62,8 @@ def summary(
     :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
-        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is
-        too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or ``"unchecked"`` if nothing is wrong, but the run
+        is too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
         ``.all()`` is the whole table; ``.by_site`` has the identities, the temperature and the predicted inflations of
         each site, for its worst coordinate; ``.plot()`` is a picture of the errors by site.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
