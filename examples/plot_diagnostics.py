@@ -341,7 +341,8 @@ def known_to(found):
     """Three standard errors of the worst mean and sd, in sds: what so few draws cannot tell from a fault."""
     errors = {"mean": found.get("score", {}), "sd": found.get("virial", {})}
     errors = {key: float(line.get("effect_error", 0.0)) for key, line in errors.items()}
-    return {"mean": 3 * errors["mean"], "sd": 1.5 * errors["sd"]}  # an sd is off by half as much as its variance
+    # an sd is off by half as much as its variance; the error of a broken run is not known, and is no excuse
+    return {"mean": min(3 * errors["mean"], 0.3), "sd": min(1.5 * errors["sd"], 0.15)}
 
 
 def right_runs(model, X, y, args, key):

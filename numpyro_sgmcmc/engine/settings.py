@@ -41,7 +41,7 @@ def settings(mcmc: MCMC) -> Settings:
     - **passes** - passes over the data by the search and the measurements of the warm-up, without its steps.
     - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``, by the check in the second half of the warm-up, and by
       the refused steps, the temperature and the R-hat of the draws, if there are any. ``"unchecked"`` if nothing is
-      wrong, but the draws are too few to decide, and the warm-up was too short for a check, or the draws see too little.
+      wrong, but the draws are too few to decide, and the warm-up was too short for a check or they see too little.
     - **scores** - scores of the check of the warm-up: the z-scores of :math:`E[\partial_j U] = 0` and of
       :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 if there was no check.
     - **curvature** - the largest curvature of U in x, 1 if L is a full matrix.
