@@ -227,10 +227,8 @@ def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model
     names = " and ".join(map(repr, sites))
     warnings.warn(
         f"{type(model.local).__name__}(step_size={model.local.step_size}) rejects nearly all of its moves of the local "
-        f"site {names} at the start: at most {FEW_MOVES:.0%} are accepted. Local values that never move give a wrong "
-        "posterior of the other sites. Use a smaller step_size for the local moves, at most about the width of the "
-        "distribution of a local site given its row and the other sites. If the chains start far from the posterior, "
-        "give them another start by init_params= or init_strategy=. summary(mcmc, *model_args) shows the acceptance at "
-        "the draws.",
+        f"site {names} at the start: at most {FEW_MOVES:.0%} are accepted, so the posterior of the other sites is "
+        "wrong. Use a smaller step_size for the local moves, about the width of a local site given its row. If the "
+        "chains start far away, give init_params=. summary(mcmc, *model_args) shows the acceptance at the draws.",
         stacklevel=stack_level(),
     )

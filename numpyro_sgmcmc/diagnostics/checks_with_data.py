@@ -20,11 +20,12 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, Identities, identities
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.report.run_verdict import mean_in_words, power_in_words, variance_in_words
+from numpyro_sgmcmc.report.run_verdict import KNOWN, Power, mean_in_words, variance_in_words
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
 from numpyro_sgmcmc.utils.significance import MEAN, VARIANCE, graded, worst
+from numpyro_sgmcmc.utils.wording import inflation as in_words, plain
 
 REFUTED = 0.5  # the share of a prediction which the draws would have to show at least
 OTHER = "Use jax_enable_x64"
@@ -55,8 +56,9 @@ class WithData:
 
     @cached_property
     def limit(self) -> np.ndarray:
-        """The bounds of the z-scores of the identities, by coordinate."""
-        return bound(2 * len(self.draws.names), len(self.draws.z), self.ess)
+        """The bounds of the z-scores of the identities, by coordinate; each site has the same chance of a false one."""
+        sites, site, sizes = np.unique(self.draws.sites, return_inverse=True, return_counts=True)
+        return bound(2 * len(sites) * sizes[site], len(self.draws.z), self.ess)
 
     @cached_property
     def prediction(self) -> Prediction | None:
@@ -93,16 +95,14 @@ def gradient_facts(run: WithData) -> dict[str, Line]:
     return {"looked_at": Line(n, shown, details={"passes": gradients.passes}, title="gradients evaluated")}
 
 
-def power(run: WithData) -> dict[str, Line]:
-    """A line without a check: the errors that the identities would have shown in the worst global coordinate."""
+def power(run: WithData) -> Power:
+    """The errors that the identities would have shown in the worst global coordinate."""
     if run.identities is None:
-        return {}
+        return Power()
     plates = {name: site.plates for name, site in run.run.potential.structure.latents.items()}
     inside = np.array([bool(plates[site]) for site in run.draws.sites])
     errors = np.stack([run.identities.shift_error, run.identities.inflation_error]) * run.limit
-    shift, inflation = errors[:, ~inside | inside.all()].max(1).tolist()
-    shown = power_in_words(shift, inflation)
-    return {"power": Line(shift, shown, details={"inflation": inflation}, title="power")}
+    return Power(*errors[:, ~inside | inside.all()].max(1).tolist())
 
 
 @CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)
@@ -138,13 +138,13 @@ def virial(run: WithData) -> Line | None:
 
 
 def _identity(
-    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], in_words: Callable, allowed: str
+    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], told: Callable, allowed: str
 ) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves.
     :param mixed: deviation and its standard error, multiplied by the covariance of the draws.
     :param bounds: those of the check.
-    :param in_words: coordinate, deviation and error of ``mixed`` -> words.
+    :param told: coordinate, deviation and error of ``mixed`` -> words.
     :param allowed: the first bound, in words.
     """
     names, limit = run.draws.names, run.limit
@@ -162,12 +162,12 @@ def _identity(
     places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
     by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
     insignificant, overflow = ", not significant" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
-    overflow = f"perhaps the model overflows in the dtype of {overflow}, " * bool(overflow)
+    cause = f", perhaps because the model overflows in the dtype of {overflow}" * bool(overflow)
     return Line(
         float(both[k]),
-        f"z = {both[k]:.1f}, {in_words(names[k], effect[k], error[k])}{insignificant}",
+        f"z = {plain(both[k])}, {told(names[k], effect[k], error[k])}{insignificant}",
         f"z <= {limit[k]:.1f}, or less than {allowed}",
-        seen=f"{overflow}{in_words(names[most], effect[most], error[most])}",
+        seen=f"{told(names[most], effect[most], error[most])}{cause}",
         remedy="Give the model data of 32 bits" if overflow else "",
         size=float(certain.max()),
         error=float(np.median(error)),
@@ -213,14 +213,14 @@ def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: st
         certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
     k = int(np.argmax(certain if certain.any() else size))
     k = k if size.any() else int(np.argmax(np.abs(inflation)))
-    known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
-    shown = f"{inflation[k]:+z.1%}{known_to} at {names[k]}{run.mean_step}"
+    known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01 and abs(inflation[k]) <= KNOWN)
+    shown = f"{in_words(inflation[k])}{known_to} at {names[k]}{run.mean_step}"
     shown += ", which the draws refute" * bool(size[k] < REFUTED * abs(inflation[k]))
     by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
     return Line(
         float(inflation[k]),
         shown,
-        seen=f"{seen}: the predicted error of their variance is {shown}",
+        seen=f"{seen} (predicted for the variance: {shown})",
         size=float(certain.max()),
         error=float(error.max()),
         details={"where": names[k], "by_coordinate": dict(zip(names, inflation.tolist())), "by_site": by_site},

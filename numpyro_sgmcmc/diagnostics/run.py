@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import copy
 from functools import cached_property
 import math
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +24,11 @@ from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, posterio
 from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.local.models import keeps_values
-from numpyro_sgmcmc.potential.centred import is_as_written
+from numpyro_sgmcmc.potential.centred import centred_potential, is_as_written
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.tuning.warm_up import WarmUp
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 
@@ -37,6 +38,7 @@ class Draws(NamedTuple):
     names: tuple[str, ...]  # names of the coordinates, such as "w[2]"
     sites: tuple[str, ...]  # the site of each coordinate
     left_out: int  # number of draws that have no finite z
+    centering: Mapping[str, jax.Array] = MappingProxyType({})  # lambda by site if z are partially centred; else empty
 
     @property
     def flat(self) -> np.ndarray:
@@ -129,6 +131,11 @@ class Run:
     def samples_other_coordinates(self) -> bool:
         """Whether the chains move in other coordinates than NumPyro's unconstrained values."""
         return self.kernel.transforms is not None or not self.is_as_written
+
+    @property
+    def checks_draws(self) -> bool:
+        """Whether gradients at the draws have checked them while the run was sampling."""
+        return self.state.scores != ()
 
     @property
     def keeps_local_values(self) -> bool:
@@ -243,6 +250,22 @@ class Run:
                 "of their support."
             )
         return Draws(z[:, finite], *coordinate_names(self.potential.prototype), int((~finite).sum()) * chains)
+
+    def as_sampled(self, draws: Draws) -> Draws:
+        """
+        The draws in the partially centred variables in which the chains have moved; those of the first chain, if each
+        has found its own.
+        """
+        if self.is_as_written:
+            return draws
+        centering = dict(self.states[0].settings.centering)
+
+        def moved(potential, flat):
+            centred, unravel = centred_potential(potential, centering), unraveler(potential.prototype)
+            return lax.map(lambda z: raveled(potential.in_variables_of(centred, unravel(z))), flat, batch_size=64)
+
+        z = np.asarray(self.compiled(moved)(jnp.asarray(draws.flat)), float).reshape(draws.z.shape)
+        return draws._replace(z=z, centering=centering)
 
 
 def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:

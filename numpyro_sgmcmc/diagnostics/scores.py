@@ -29,6 +29,7 @@ from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.diagnostics.draws import at_draws
 from numpyro_sgmcmc.diagnostics.run import Draws, Run, numbers_of_rows
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
+from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
@@ -63,7 +64,7 @@ class Gradients(NamedTuple):
 
 def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     """
-    Unbiased gradients of U at the draws, see above.
+    Unbiased gradients of U at the draws, see above, in their variables.
 
     :raises ValueError: if the kernel keeps local values, as those of other draws are not known any more.
     """
@@ -76,6 +77,7 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     about: dict[str, Any] = {}
 
     def evaluate(potential, z, mean, rng_key):
+        potential = centred_potential(potential, draws.centering)
         plates, unravel = potential.plates, unraveler(potential.prototype)
         batch, size = numbers_of_rows(potential)
         whole = size <= ALL_ROWS

@@ -24,7 +24,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, last_step, with_changes
 from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
-from numpyro_sgmcmc.diagnostics.table import Table, plain
+from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.diagnostics.table_pictures import halving_picture
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.check import Line
@@ -32,6 +32,7 @@ from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
+from numpyro_sgmcmc.utils.wording import plain
 
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
 UNCERTAIN = 0.1  # a larger standard error of the bias is too large for a verdict

@@ -32,15 +32,18 @@ from numpyro_sgmcmc.diagnostics.local_checks import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
-from numpyro_sgmcmc.diagnostics.table import Summary, plain
+from numpyro_sgmcmc.diagnostics.table import Summary
 from numpyro_sgmcmc.diagnostics.table_pictures import summary_picture
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.types import Thermostatted
 from numpyro_sgmcmc.utils.monte_carlo import r_hat
+from numpyro_sgmcmc.utils.wording import plain
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
 FEWEST = 400  # number of draws that are used for any number of coordinates
+NO_POWER = Line(None, "not known without the data", title="power")
 
 
 def summary(
@@ -61,8 +64,8 @@ def summary(
     :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
-        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is
-        too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or ``"unchecked"`` if nothing is wrong, but the run
+        is too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
         ``.all()`` is the whole table; ``.by_site`` has the identities, the temperature and the predicted inflations of
         each site, for its worst coordinate; ``.plot()`` is a picture of the errors by site.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
@@ -110,16 +113,21 @@ def summary(
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
         note = f"These lines do not detect every bias. {more}"
-        lines["power"] = _power(kept)
-        return Summary("Verdict", lines, note, checked=_is_checked(run, kept), picture=summary_picture)
+        lines["power"] = _power(kept, kept.verdict) if run.checks_draws else NO_POWER
+        checked = not run.checks_draws or kept.verdict.after(kept.of_warm_up) != "unchecked"
+        return Summary("Verdict", lines, note, checked=checked, picture=summary_picture)
     key_scores, key_pairs, key_local = random.split(run.key, 3)
-    scores = gradients(run, draws, key_scores)
+    sampled = run.as_sampled(draws)
+    scores = gradients(run, sampled, key_scores)
     normal = np.isfinite(scores.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
-    data = WithData(run, draws, scores, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
-    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data) | power(data)
+    data = WithData(run, sampled, scores, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
+    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data)
+    verdict = kept.verdict._replace(power=kept.verdict.power.or_by(power(data)))
+    lines["power"] = _power(kept, verdict)
     if normal:
         lines |= local_lines(run, draws, key_local)
-    return Summary("Verdict", lines, by_site=numbers_by_site(lines), picture=summary_picture)
+    checked = verdict.after(kept.of_warm_up) != "unchecked"
+    return Summary("Verdict", lines, by_site=numbers_by_site(lines), checked=checked, picture=summary_picture)
 
 
 def _facts(run: Run, seconds: float | None) -> dict[str, Line]:
@@ -161,13 +169,7 @@ def _kept(run: Run, draws: Draws) -> Kept:
         return Kept(run.monitor, run.state.averages, limit, r_hat(draws.z), draws.z, draws.names)
 
 
-def _power(kept: Kept) -> Line:
-    """A line without a check: the errors that the identities during the run would have shown."""
-    numbers, draws = kept.verdict.numbers, kept.monitor.step_size.shape[1]
-    shown = kept.verdict.power(draws) if kept.verdict.verdict else "not known, as there are no gradients at the draws"
-    return Line(numbers.least_shift, shown, details={"inflation": numbers.least_inflation}, title="power")
-
-
-def _is_checked(run: Run, kept: Kept) -> bool:
-    """Whether draws or warm-up decide about a run whose draws are checked."""
-    return run.state.scores == () or kept.verdict.decides or (any(kept.scores) and not kept.verdict.is_blind)
+def _power(kept: Kept, verdict: RunVerdict) -> Line:
+    """A line without a check: the errors that would have been found."""
+    shown = verdict.power.words(kept.of_warm_up == "right", kept.monitor.step_size.shape[1])
+    return Line(verdict.power.shift, shown, details={"inflation": verdict.power.inflation}, title="power")

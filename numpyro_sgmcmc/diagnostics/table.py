@@ -178,8 +178,3 @@ def _wrapped(text: str) -> str:
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
-def plain(x: float) -> str:
-    """The number with three digits, and without an exponent if it has at most seven before its point."""
-    return f"{float(f'{x:.3g}'):,.0f}" if 1000 <= x < 1e7 else f"{x:.3g}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.run_checks import STUCK
 from numpyro_sgmcmc.types import Plate
+from numpyro_sgmcmc.utils.wording import plain
 
 READABLE = 0.5  # seconds between two updates: numbers that change faster cannot be read
 
@@ -58,4 +59,4 @@ class Bar:
             return ""
         size, batch = self._plate
         rows, pace = steps * batch, (steps - last[1]) * batch / (now - last[0])
-        return f"{rows:.3g} rows, {rows / size:.3g} passes, {pace:.3g} rows/s"
+        return f"{plain(rows)} rows, {plain(rows / size)} passes, {plain(pace)} rows/s"

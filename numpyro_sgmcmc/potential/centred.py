@@ -3,6 +3,7 @@ The potential in partially centred variables (:mod:`~numpyro_sgmcmc.model.center
 :mod:`~numpyro_sgmcmc.model.non_centred`), and which sites of a model have such variables.
 """
 
+from collections.abc import Mapping
 from functools import partial
 import math
 from typing import Any
@@ -39,7 +40,7 @@ def sites_to_centre(potential: ModelPotential) -> dict[str, jax.ShapeDtypeStruct
     return {name: site for name, site in potential.prototype.items() if name in sites and shares_scales(name)}
 
 
-def centred_potential(potential: ModelPotential, centering: Sites) -> ModelPotential:
+def centred_potential(potential: ModelPotential, centering: Mapping[str, jax.Array]) -> ModelPotential:
     """The potential of the partially centred variables."""
     if not centering:
         return potential

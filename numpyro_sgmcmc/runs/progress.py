@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_sgmcmc.engine.state import RarelyChanging
 from numpyro_sgmcmc.runs.segments import Carry, Segments
+from numpyro_sgmcmc.utils.wording import plain
 
 
 class Progress(NamedTuple):
@@ -35,8 +36,8 @@ class Progress(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.transition} of {self.total} transitions, {self.draws} draws, {self.passes:.3g} passes, "
-            f"{self.rows_per_second:.3g} rows/s, {self.left:.0f} s left"
+            f"{self.transition} of {self.total} transitions, {self.draws} draws, {plain(self.passes)} passes, "
+            f"{plain(self.rows_per_second)} rows/s, {self.left:.0f} s left"
         )
 
 

@@ -94,6 +94,11 @@ class Settings(dict):
             **self.scores._asdict(),
         }
 
+    def __repr__(self) -> str:
+        """A line for each setting, with long values in short."""
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:{width}}  {html.in_short(value)}" for name, value in self.items())
+
     def _repr_html_(self) -> str:
         """A table for notebooks, with long values in short."""
         return html.table((name, html.in_short(value)) for name, value in self.items())

@@ -74,7 +74,7 @@ def _in_parts(statistic: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarr
     return np.concatenate(values, -1).reshape(np.shape(x)[2:])
 
 
-def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
+def bound(tests: Any, chains: int, ess: Any = np.inf) -> Any:
     """
     The limit of the largest of ``tests`` z-scores (:func:`~numpyro_sgmcmc.utils.significance.largest_z_score`). Its
     degrees of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample size if that is

@@ -1,5 +1,7 @@
 """Sites that a model has non-centred by hand are found, and their partial centring keeps the law."""
 
+import warnings
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -10,9 +12,12 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sgmcmc import SGHMC, settings, summary
+from numpyro_sgmcmc.diagnostics.run import Run
+from numpyro_sgmcmc.diagnostics.scores import gradients, identities
 from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites, is_as_written, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.data_share import shares_of_data
+from numpyro_sgmcmc.utils.monte_carlo import bound
 
 GROUP = jnp.repeat(jnp.arange(5), jnp.array([1, 2, 3, 6, 8]), total_repeat_length=20)
 Y = jnp.sin(jnp.arange(20.0))
@@ -183,3 +188,60 @@ def test_a_run_moves_in_the_centred_variable():
     mean = np.array([y[group == k].mean() for k in range(5)])
     np.testing.assert_allclose(a.mean(0), mean, atol=0.1)  # 1.4 standard deviations
     np.testing.assert_allclose(a.std(0), 1 / np.sqrt(200), rtol=0.35)
+
+
+def levels(group, y):
+    """Non-centred by hand, with a normal law given the scale."""
+    m = numpyro.sample("m", dist.Normal(0, 1))
+    s = numpyro.sample("s", dist.LogNormal(0, 0.5))
+    with numpyro.plate("groups", 20):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(m + s * z[group[rows]], 1.0), obs=y[rows])
+
+
+def exact_levels(y, rng, draws):
+    """Independent draws of the posterior of 20 groups of equally many rows: the scale on a grid, the rest given it."""
+    n, J, mean = len(y) // 20, 20, y.reshape(20, -1).mean(1)
+    log_s = np.linspace(-2, 2, 20001)
+    v = np.exp(2 * log_s) + 1 / n
+    precision = 1 + J / v
+    log_p = -2 * log_s**2 - J / 2 * np.log(v) - (mean**2).sum() / v / 2
+    log_p += (mean.sum() / v) ** 2 / precision / 2 - np.log(precision) / 2
+    p = np.exp(log_p - log_p.max())
+    k = rng.choice(len(p), draws, p=p / p.sum())
+    s, v, precision = np.exp(log_s[k]), v[k], precision[k]
+    m = mean.sum() / v / precision + rng.normal(size=draws) / np.sqrt(precision)
+    of_a = n + s**-2
+    a = (n * mean + (m / s**2)[:, None]) / of_a[:, None] + rng.normal(size=(draws, J)) / np.sqrt(of_a)[:, None]
+    return {"m": m, "s": s, "z": (a - m[:, None]) / s[:, None]}
+
+
+def test_identities_hold_in_the_sampled_variables_and_are_known_better_there():
+    """Exact draws in place of those of a run, 20 groups of 200 rows: both are the posterior, with its Jacobian."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(20), 200)
+    y = (0.5 + rng.normal(size=20)[group] + rng.normal(size=4000)).astype(np.float32)
+    kernel = SGHMC(levels, step_size=1e-3, friction=30.0, batch_size=400, centering={"z": 0.95})
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=500, num_chains=4, chain_method="vectorized", progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the draws of this run are not used
+        mcmc.run(random.key(0), group, y)
+    exact = exact_levels(y, rng, 2000)
+    mcmc._states["z"] = {name: jnp.asarray(x.reshape(4, 500, *x.shape[1:]), y.dtype) for name, x in exact.items()}
+    run = Run(mcmc, (group, y), {}, "test")
+    written = run.draws(2000)
+    sampled, found = run.as_sampled(written), {}
+    a = exact["m"][:, None] * 0.95 + exact["s"][:, None] ** 0.95 * exact["z"]
+    np.testing.assert_allclose(sampled.flat, np.c_[exact["m"], np.log(exact["s"]), a], atol=1e-4)
+    limit = bound(2 * 22, 4, 2000)
+    for draws in (written, sampled):
+        of = identities(draws.z, gradients(run, draws, random.key(1)).values)
+        assert (np.abs(of.gradient) < limit * of.gradient_error).all()
+        assert (np.abs(of.virial - 1) < limit * of.virial_error).all()
+        assert (np.abs(of.shift) < limit * of.shift_error).all()
+        assert (np.abs(of.inflation) < limit * of.inflation_error).all()
+        found[draws is sampled] = np.stack([of.shift_error, of.inflation_error])
+    assert (found[False] > 3 * found[True]).all()
+    power = summary(mcmc, group, y)["power"]
+    assert 0 < power["value"] < limit * found[False][0, :2].max() / 3
