@@ -4,8 +4,9 @@ The structure of a model: its sample sites, its plates, and what depends on the 
 It is found by abstract tracing, before anything is compiled, and consists of plain Python values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import math
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -197,7 +198,9 @@ def _read(tr: Mapping[str, Any], densities: Mapping[str, jax.Array], transforms:
         deterministic={
             name: (frozenset(_plates(site)), _lengths(site)) for name, site in of_type("deterministic").items()
         },
-        frozen=tuple(name for name, site in of_type("param").items() if _is_used(site["value"])),
+        frozen=tuple(
+            name for name, site in of_type("param").items() if _is_used(name, site["value"], of_type("sample"))
+        ),
         has_params=bool(of_type("param")),
         mutable=tuple(of_type("mutable")),
     )
@@ -213,10 +216,14 @@ def _lengths(site: Any) -> frozenset[int]:
     return frozenset(n for shape in shapes for dim, n in enumerate(shape, -len(shape)) if dim not in dims)
 
 
-def _is_used(value: Any) -> bool:
-    # random_*_module replaces every parameter that has a prior by a ParamShape
+def _is_used(name: str, value: Any, samples: Iterable[str]) -> bool:
+    """Whether a part of a param site has no prior by one of NumPyro's ``random_*_module``."""
     is_shape = lambda leaf: isinstance(leaf, ParamShape)  # noqa: E731
-    return not all(is_shape(leaf) for leaf in jax.tree.leaves(value, is_leaf=is_shape))
+    leaves = jax.tree.leaves(value, is_leaf=is_shape)
+    if any(map(is_shape, leaves)):  # in place of the parts with a prior, but for equinox
+        return not all(map(is_shape, leaves))
+    module = re.escape(name.removesuffix("$params"))
+    return len(leaves) > sum(bool(re.match(rf"{module}\W", site)) for site in samples)
 
 
 def _plates(site: Any) -> dict[str, int]:

@@ -444,6 +444,20 @@ def test_networks_with_random_weights(library, recwarn):
     assert not any("frozen" in str(w.message) for w in recwarn)  # every weight has a prior
 
 
+@pytest.mark.parametrize("with_prior, frozen", [(("net/w", "net/b"), False), (("net/w", "network"), True)])
+def test_params_beside_priors_for_all_or_some_of_them(with_prior, frozen, recwarn):
+    """As equinox modules: their params keep their values where a prior takes their place."""
+
+    def model(y):
+        numpyro.param("net$params", {"w": jnp.ones(2), "b": jnp.ones(1)})
+        a, b = (numpyro.sample(name, dist.Normal(0, 1)) for name in with_prior)
+        with numpyro.plate("N", N) as rows:
+            numpyro.sample("y", dist.Normal(a + b, 1), obs=y[rows])
+
+    SGLD(model, step_size=0.1, batch_size=4).init(random.key(0), 0, None, (Y,), {})
+    assert any("'net$params' is frozen" in str(w.message) for w in recwarn) == frozen
+
+
 def asks_numpy(y, group):
     """As many models do; group counts are static only while the data are NumPy's."""
     with numpyro.plate("groups", len(np.unique(group))):
