@@ -247,7 +247,7 @@ def test_the_bar_tells_of_rows(monkeypatch):
 
     bar = Bar()
     bar.begin({"a": Plate(10, 10), "rows": Plate(1000, 100)})
-    assert [shown(bar, steps) for steps in (0, 20, 50)] == ["", "", "2e+03 rows, 2 passes, 2e+03 rows/s"]
+    assert [shown(bar, steps) for steps in (0, 20, 50)] == ["", "", "2,000 rows, 2 passes, 2,000 rows/s"]
     assert shown(bar, 90, seconds=0.1) == "2e+03 rows, 2 passes, 2e+03 rows/s"  # too soon
     assert shown(bar, 0, seconds=2.0) == "9e+03 rows, 9 passes, 3.33e+03 rows/s"  # 70 steps in 2.1 s
     assert shown(bar, 10) == ""  # another chain
@@ -512,7 +512,7 @@ WRONG = {
     "not finite": (
         lambda m: {"temperature": np.full_like(m.temperature, np.inf)},
         "wrong",
-        "temperature of the run is inf",
+        "temperature of the run is not finite",
     ),
     "stuck": (lambda m: {"refused": np.full_like(m.refused, 200)}, "wrong", "have refused every step"),
     "refused": (lambda m: {"refused": 0 * m.refused + (np.arange(200) % 4 > 0)}, "wrong", "75.0% end with one"),
