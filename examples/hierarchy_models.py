@@ -9,41 +9,15 @@ but the effects are written as ``mu + tau * z``.
 """
 
 from functools import partial
-import zlib
 
 import jax.numpy as jnp
-from no_numbers_models import Problem, columns, sigmoid, single, unequal_groups
+from no_numbers_models import columns, problem, sigmoid, unequal_groups
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 HIERARCHIES = {}
-
-
-def hierarchy(model, sites, batch_size, note="", forms=(), **nuts):
-    """
-    Register the problem named after the function that simulates its data from a generator of random numbers.
-
-    :param batch_size: None for all rows.
-    :param forms: suffixes of names and how the model is called there, for models with ``by_hand``.
-    """
-
-    def register(simulate):
-        name = simulate.__name__
-
-        def make(suffix, by_hand):
-            args = tuple(map(single, simulate(np.random.default_rng(zlib.crc32(name.encode())))))
-            written = partial(model, by_hand=by_hand) if forms else model
-            return Problem(name + suffix, written, args, tuple(sites.split()), batch_size, note, {**START, **nuts})
-
-        for suffix, by_hand in forms or (("", False),):
-            HIERARCHIES[name + suffix] = partial(make, suffix, by_hand)
-        return simulate
-
-    return register
-
-
-START = {"start": "uniform"}
+hierarchy = partial(problem, problems=HIERARCHIES, start="uniform")
 BOTH = ("", False), ("_by_hand", True)
 
 

@@ -51,24 +51,29 @@ class Problem(NamedTuple):
 PROBLEMS: dict[str, Callable[[], Problem]] = {}
 
 
-def problem(model, sites, batch_size, note="", **nuts):
+def problem(model, sites, batch_size, note="", forms=(), problems=PROBLEMS, **nuts):
     """
     Register the problem named after the function that simulates its data from a generator of random numbers.
 
     :param model: the model.
     :param sites: names of sites, separated by blanks.
+    :param batch_size: None for all rows.
     :param note: what is special about it.
+    :param forms: suffixes of names and how the model is called there, for models with ``by_hand``.
+    :param problems: where it is registered.
     :param nuts: what is different from REFERENCE.
     """
 
     def register(simulate):
         name = simulate.__name__
 
-        def make():
-            args = simulate(np.random.default_rng(zlib.crc32(name.encode())))
-            return Problem(name, model, tuple(map(single, args)), tuple(sites.split()), batch_size, note, nuts)
+        def make(suffix, by_hand):
+            args = tuple(map(single, simulate(np.random.default_rng(zlib.crc32(name.encode())))))
+            written = partial(model, by_hand=by_hand) if forms else model
+            return Problem(name + suffix, written, args, tuple(sites.split()), batch_size, note, nuts)
 
-        PROBLEMS[name] = make
+        for suffix, by_hand in forms or (("", False),):
+            problems[name + suffix] = partial(make, suffix, by_hand)
         return simulate
 
     return register

@@ -10,13 +10,11 @@ outcomes, crossed and nested effects, varying slopes, item response, series in t
 run, ours and NUTS on all rows.
 """
 
-from pathlib import Path
-
-from gallery import parsed, parser, save, shown
+from gallery import save, shown
 from hierarchy_models import HIERARCHIES
 import matplotlib.pyplot as plt
 import numpy as np
-from plot_no_numbers import RIGHT, SILENT, SIZE, WARNED, check as check_told, is_told, is_wrong, studies
+from plot_no_numbers import RIGHT, SILENT, WARNED, arguments, check as check_told, is_told, is_wrong, studies
 
 BY_HAND = "_by_hand"
 FAST = "sizes", f"sizes{BY_HAND}"
@@ -113,7 +111,4 @@ def main(args):
 
 
 if __name__ == "__main__":
-    arguments = parser(__doc__, **SIZE)
-    arguments.add_argument("--problems", nargs="+", choices=HIERARCHIES, metavar="NAME", help="all by default")
-    arguments.add_argument("--references", type=Path, metavar="FOLDER", help="of NUTS, made where missing")
-    main(parsed(arguments, **SIZE))
+    main(arguments(__doc__, HIERARCHIES))

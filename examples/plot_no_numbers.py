@@ -286,10 +286,15 @@ def main(args):
         check(results)
 
 
-if __name__ == "__main__":
-    arguments = parser(__doc__, **SIZE)
-    arguments.add_argument("--problems", nargs="+", choices=PROBLEMS, metavar="NAME", help="all by default")
-    arguments.add_argument(
+def arguments(doc, problems):
+    """The arguments of a program that runs some problems."""
+    options = parser(doc, **SIZE)
+    options.add_argument("--problems", nargs="+", choices=problems, metavar="NAME", help="all by default")
+    options.add_argument(
         "--references", type=Path, metavar="FOLDER", help="of NUTS, made where missing; OUT/references"
     )
-    main(parsed(arguments, **SIZE))
+    return parsed(options, **SIZE)
+
+
+if __name__ == "__main__":
+    main(arguments(__doc__, PROBLEMS))

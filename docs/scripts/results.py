@@ -271,28 +271,35 @@ def noise(m):
 
 def diagnostics(m):
     for name, column in m["table"].items():
-        moved = [cell for fault, cell in column.items() if cell.get("moved")]
-        seen = sum(bool(cell["red"]) for cell in moved)
-        yield f"{name}: faults that move a mean by 0.3 sd or an sd by 15 %; seen", "none", f"{len(moved)}; {seen}"
-    for kind in next(iter(m["right runs"].values())):
-        runs = [run for kinds in m["right runs"].values() for run in kinds[kind]]
-        silent = sum(not run["red"] and not run["told"] for run in runs)
-        yield f"right runs, numbers {kind}: no line red, and no warning", "none", f"{silent} of {len(runs)}"
+        moved = [cell for cells in column.values() for cell in cells if cell and cell["moved"]]
+        ways = {"told unasked": "told", "without check": "without", "red with the data": "red"}
+        ours = ", ".join(f"{sum(bool(cell[key]) for cell in moved)} {way}" for way, key in ways.items())
+        yield f"{name}: runs in which a fault moves a mean or an sd", "none", f"{len(moved)}; {ours}"
+    right = [run | {"verdicts": [run["verdict"]]} for column in m["table"].values() for run in column["none"]]
+    for kind, runs in (
+        ("given", right),
+        ("found in the warm-up", [run for of in m["right runs"].values() for run in of]),
+    ):
+        silent = sum(set(run["verdicts"]) == {"right"} and not run["told"] for run in runs)
+        yield f"right runs, numbers {kind}: right, and no warning", "none", f"{silent} of {len(runs)}"
 
 
 def faults(m):
-    """The table of docs/diagnostics.md: the red lines of each fault and model, in bold where it has moved something."""
-
-    def cell(found):
-        if found["verdict"] == "refused":
-            return "refused at the start"
-        red = ", ".join(m["short names"].get(line, line) for line in found["red"])
-        return f"**{red}**" if found["moved"] else red or "-"
-
-    names = list(m["table"])
-    lines = [f"| fault | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for fault in m["table"][names[0]]:
-        lines.append(f"| {fault} | {' | '.join(cell(m['table'][name][fault]) for name in names)} |")
+    """The table of docs/diagnostics.md: how often each fault of each model has moved something, and is told."""
+    heads = ["fault", "model", *m["columns"].values(), "lines with the data"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for fault in next(iter(m["table"].values())):
+        for name, column in m["table"].items():
+            cells, counts = column[fault], m["counts"][name][fault]
+            if counts is None:
+                counted = ["refused at the start", *["-"] * len(m["columns"])]
+            else:
+                red = [line for cell in cells for line in cell["red"]]
+                often = [line for line in dict.fromkeys(red) if 2 * red.count(line) > len(cells)]
+                counted = [f"{counts[key]} of {len(cells)}" for key in m["columns"]]
+                counted.append(", ".join(m["short names"].get(line, line) for line in often) or "-")
+            if cells:
+                lines.append(f"| {' | '.join([fault, name, *counted])} |")
     return "\n".join(lines)
 
 

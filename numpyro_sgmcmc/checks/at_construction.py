@@ -16,12 +16,7 @@ PREVIOUS = 'local= has start="previous", which keeps the local values of each ro
 
 
 def check_options(kernel: type, unknown: Iterable[str], step_size: Any, missing: str) -> None:
-    """
-    :param unknown: names of keyword arguments that no constructor of the kernel has.
-    :param missing: what to give for ``step_size``, if the warm-up cannot choose one; otherwise empty.
-    :raises TypeError: for an unknown argument; the message has the nearest names.
-    :raises ValueError: if a step size is needed and there is none.
-    """
+    """Raises an error for an unknown argument, with the nearest names, and for a ``missing`` step size."""
     for name in unknown:
         known = [each for each in signature(kernel).parameters if each not in ("model", "unknown")]
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -32,13 +27,7 @@ def check_options(kernel: type, unknown: Iterable[str], step_size: Any, missing:
 
 
 def checked_settings(dense_mass: Any, settings: Any, tuned: bool) -> tuple[Any, Settings | None]:
-    """
-    ``dense_mass`` and ``settings``.
-
-    :param bool tuned: whether the warm-up chooses the step size.
-    :raises ValueError: if either is given with a step size; if ``dense_mass`` is neither a bool nor tuples of names.
-    :raises TypeError: if ``settings`` is not a result of :func:`~numpyro_sgmcmc.settings`.
-    """
+    """``dense_mass`` and ``settings``. Raises an error for others, or if either is given with a step size."""
     if not tuned and (dense_mass is not True or settings is not None):
         name = "settings" if settings is not None else "dense_mass"
         raise ValueError(f"{name}= is used only if the warm-up chooses the step size. Leave {name}= or step_size= out.")
@@ -64,10 +53,7 @@ def checked_part(name: str, part: Any, verb: str, example: str) -> Any:
 
 
 def check_can_be_chosen(dynamics: Dynamics, keeps_values: bool) -> None:
-    """
-    :param bool keeps_values: whether local values of each row are kept from visit to visit.
-    :raises ValueError: for parts with which the warm-up cannot choose a step size.
-    """
+    """Raises a ValueError for parts with which the warm-up cannot choose a step size."""
     inverse_mass = getattr(dynamics, "inverse_mass_matrix", 1.0)
     if isinstance(inverse_mass, Mapping) or inverse_mass != 1.0:
         raise ValueError(
@@ -87,9 +73,7 @@ def check_can_be_chosen(dynamics: Dynamics, keeps_values: bool) -> None:
 
 
 def check_center(gradient: Any, tuned: bool) -> None:
-    """
-    :raises ValueError: for an estimator without a centre, in a kernel whose warm-up does not choose one.
-    """
+    """Raises a ValueError for an estimator without a centre, in a kernel whose warm-up does not choose one."""
     if not tuned and getattr(gradient, "shared", False):
         raise ValueError(
             f"{type(gradient).__name__}() has no center. The warm-up chooses one only if it also chooses the step "
@@ -98,9 +82,7 @@ def check_center(gradient: Any, tuned: bool) -> None:
 
 
 def check_independent(rows: RowScheme, integrator: Any) -> None:
-    """
-    :raises ValueError: for batches that depend on each other, with a word that assumes white gradient noise.
-    """
+    """Raises a ValueError for batches that depend on each other, with a word that assumes white gradient noise."""
     if not getattr(rows, "independent", False):
         raise ValueError(
             f"rows={getattr(rows, 'scheme', rows)!r} gives batches whose errors partly cancel, but {integrator!r} "
@@ -110,9 +92,7 @@ def check_independent(rows: RowScheme, integrator: Any) -> None:
 
 
 def check_undecided(rows: RowScheme, chosen: bool) -> None:
-    """
-    :raises ValueError: for a scheme that leaves a choice to a warm-up that makes none.
-    """
+    """Raises a ValueError for a scheme that leaves a choice to a warm-up that makes none."""
     if is_undecided(rows) and not chosen:
         raise ValueError(
             f"rows={rows!r} leaves a choice to the warm-up, which makes it only if it also chooses the step size. "
@@ -121,9 +101,7 @@ def check_undecided(rows: RowScheme, chosen: bool) -> None:
 
 
 def check_can_be_quiet(dynamics: Dynamics, integrator: Any) -> None:
-    """
-    :raises ValueError: for noise that cannot be left out, or a thermostat that would compensate for its absence.
-    """
+    """Raises a ValueError for noise that cannot be left out, or a thermostat that would compensate for its absence."""
     flows = [integrator.flows[letter] for letter in getattr(integrator, "word", "")]
     if not flows or any(flow.needs_key for flow in flows) or isinstance(dynamics, Thermostatted):
         raise ValueError(
@@ -143,9 +121,7 @@ def checked_init_strategy(init_strategy: Any) -> Any:
 
 
 def check_previous(gradient: GradientEstimator, integrator: Any) -> None:
-    """
-    :raises ValueError: for a kernel that cannot keep local values from visit to visit.
-    """
+    """Raises a ValueError for a kernel that cannot keep local values from visit to visit."""
     if integrator.needs_variance:
         raise ValueError(
             f"{PREVIOUS} but {integrator!r} assumes that the gradient noise is white, while the noise of kept values "

@@ -34,11 +34,7 @@ PROPOSALS = 300  # at least as many decide about it
 def check_before_start(
     kernel: str, chain: Any, potential: ModelPotential, rng_key: jax.Array, num_warmup: int, init_params: Any
 ) -> None:
-    """
-    :param kernel: its name.
-    :param chain: its chain for this potential.
-    :raises ValueError: for parts or a start that do not fit the model, or a warm-up that is missing.
-    """
+    """Raises a ValueError for parts or a start that do not fit the model, or a warm-up that is missing."""
     adapts = isinstance(chain.dynamics, Adaptive)
     if adapts and num_warmup < 1:
         raise ValueError(
@@ -61,9 +57,7 @@ def warn_before_run(potential: ModelPotential, rows: RowScheme) -> None:
 
 
 def check_not_mapped(rng_key: Any) -> None:
-    """
-    :raises ValueError: for chains mapped by ``jax.vmap``, which would repeat the search in every transition.
-    """
+    """Raises a ValueError for chains mapped by ``jax.vmap``, which would repeat the search in every transition."""
     if is_mapped(rng_key):
         raise ValueError(
             "step_size= is missing, and with jax.vmap over chains the search for it would be repeated in every "
@@ -72,10 +66,7 @@ def check_not_mapped(rng_key: Any) -> None:
 
 
 def check_settings_fit(known: Settings | None, dense_mass: Any, prototype: Mapping[str, Any]) -> None:
-    """
-    :param known: settings of another run, or None.
-    :raises ValueError: for settings of another model, blocks of sites that it does not have, or too many coordinates.
-    """
+    """Raises a ValueError for settings of another model, unknown sites in blocks, or too many coordinates."""
     blocks_of(prototype, dense_mass)  # checks the names
     d = sum(site.size for site in prototype.values())
     theirs = d if known is None else known.coordinates.center.size
@@ -92,9 +83,7 @@ def check_settings_fit(known: Settings | None, dense_mass: Any, prototype: Mappi
 
 
 def check_fits(dynamics: Dynamics, gradient: GradientEstimator, potential: ModelPotential, num_chains: int) -> None:
-    """
-    :raises ValueError: for parts of a kernel that do not fit the model.
-    """
+    """Raises a ValueError for parts of a kernel that do not fit the model."""
     prototype = potential.prototype
     inverse_mass = getattr(dynamics, "inverse_mass_matrix", None)
     if isinstance(inverse_mass, Mapping):
@@ -106,10 +95,7 @@ def check_fits(dynamics: Dynamics, gradient: GradientEstimator, potential: Model
 
 
 def check_init_params(init_params: Any, potential: ModelPotential, batched: bool) -> None:
-    """
-    :raises ValueError: if it is not a dict of unconstrained values of latent sites, with an axis of chains if
-        ``batched``.
-    """
+    """Raises a ValueError for anything but unconstrained values by site, with an axis of chains if ``batched``."""
     if init_params is None:
         return
     prototype = potential.prototype
@@ -128,9 +114,7 @@ def check_init_params(init_params: Any, potential: ModelPotential, batched: bool
 
 
 def check_init_strategy(init_strategy: Any, potential: ModelPotential) -> None:
-    """
-    :raises ValueError: for an ``init_to_value`` that names a local site, whose value would not be used.
-    """
+    """Raises a ValueError for an ``init_to_value`` that names a local site, whose value would not be used."""
     if getattr(init_strategy, "func", None) is init_to_value:
         _check_not_local("init_strategy=init_to_value", init_strategy.keywords.get("values", {}), potential)
 
@@ -146,9 +130,7 @@ def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelP
 
 
 def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """
-    :raises ValueError: for a state of another model, or of chains that were not vectorized and now are, or its key.
-    """
+    """Raises a ValueError for a state or a key of another model, or of chains under another chain method."""
     batched = jnp.ndim(state.i) == 1
     if batched == is_key(state.rng_key):
         raise ValueError(
@@ -160,12 +142,12 @@ def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> 
             "each of these chains has chosen its own settings, but chains under chain_method='vectorized' share them. "
             "Resume with the chain_method of the run."
         )
-    found = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
+    shapes = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
     expected = {name: site.shape for name, site in prototype.items()}
-    if found != expected:
+    if shapes != expected:
         raise ValueError(
-            f"the state has sites with the unconstrained shapes {found}, but the model has {expected}. Resume with the "
-            "model, the data and the number of chains of the run that the state comes from."
+            f"the state has sites with the unconstrained shapes {shapes}, but the model has {expected}. Resume with "
+            "the model, the data and the number of chains of the run that the state comes from."
         )
 
 
@@ -234,9 +216,9 @@ def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model
 
         def accepted(key):
             nonlocal sites
-            found = recorded_draw(potential, z, rows, key)
-            sites = tuple(found.values)
-            return found.accepted
+            record = recorded_draw(potential, z, rows, key)
+            sites = tuple(record.values)
+            return record.accepted
 
         return lax.map(accepted, random.split(key_draws, -(-PROPOSALS // batch))).mean()
 
@@ -245,10 +227,8 @@ def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model
     names = " and ".join(map(repr, sites))
     warnings.warn(
         f"{type(model.local).__name__}(step_size={model.local.step_size}) rejects nearly all of its moves of the local "
-        f"site {names} at the start: at most {FEW_MOVES:.0%} are accepted. Local values that never move give a wrong "
-        "posterior of the other sites. Use a smaller step_size for the local moves, at most about the width of the "
-        "distribution of a local site given its row and the other sites. If the chains start far from the posterior, "
-        "give them another start by init_params= or init_strategy=. summary(mcmc, *model_args) shows the acceptance at "
-        "the draws.",
+        f"site {names} at the start: at most {FEW_MOVES:.0%} are accepted, so the posterior of the other sites is "
+        "wrong. Use a smaller step_size for the local moves, about the width of a local site given its row. If the "
+        "chains start far away, give init_params=. summary(mcmc, *model_args) shows the acceptance at the draws.",
         stacklevel=stack_level(),
     )

@@ -33,10 +33,7 @@ def check_data(potential: ModelPotential, model_args: tuple, model_kwargs: Mappi
 
 
 def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
-    """
-    :raises ValueError: if an argument that the model indexes or observes has integers of 64 bits that JAX, without
-        ``jax_enable_x64``, would replace by others.
-    """
+    """Raises a ValueError for integers of 64 bits in use that JAX, without ``jax_enable_x64``, would change."""
     structure = potential.structure
     used = {lookup.argument for lookup in structure.lookups} | {site.argument for site in structure.sites.values()}
     for name, x in _values(model_args, model_kwargs).items():
@@ -54,9 +51,8 @@ def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: M
 
 def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
     """
-    Warns of negative codes among others: JAX counts them from the end of the indexed array.
-
-    :raises ValueError: if values of an argument are used as an index that the indexed array does not have.
+    Warns of negative codes among others, which JAX counts from the end. Raises a ValueError for codes that the indexed
+    array does not have.
     """
     values = _values(model_args, model_kwargs)
     for lookup in dict.fromkeys(potential.structure.lookups):
@@ -113,11 +109,8 @@ def check_finite(
     model_kwargs: Mapping[str, Any] | None,
 ) -> None:
     """
-    Rows with data that are not finite are allowed if energy and gradient are finite there, as with a bound at infinity.
-
-    :param on_potential: a function of a potential -> that function, compiled on the model and its arguments.
-    :param z: a position where the energy of other rows is finite.
-    :raises ValueError: for a row where they are not.
+    Raises a ValueError for a row whose energy or gradient is not finite, at a ``z`` where other rows are. Values that
+    are not finite are allowed otherwise, as a bound at infinity.
     """
     for argument, x in _values(model_args, model_kwargs).items():
         plate = next((name for name, plate in potential.plates.items() if x.shape[:1] == (plate.size,)), None)

@@ -43,12 +43,11 @@ def exchanged_energies(potential: ModelPotential, z: Sites, rng_key: jax.Array) 
     }
 
 
-def check_single_rows(found: Mapping[str, Mapping[str, Any]]) -> None:
+def check_single_rows(energies: Mapping[str, Mapping[str, Any]]) -> None:
     """
-    :param found: see :func:`exchanged_energies`.
-    :raises ValueError: for a site that does not satisfy the equation, as with a sum over the rows of the minibatch.
+    Raises a ValueError for a site that does not satisfy the equation, as with a sum over the rows of the minibatch.
     """
-    for plate, by_site in found.items():
+    for plate, by_site in energies.items():
         for site, (sums, sizes) in by_site.items():
             differences = np.asarray(sums).reshape(-1, 4) @ np.array([1, 1, -1, -1])
             if np.isfinite(sizes).all() and np.abs(differences).max() > NOT_A_SUM * 4 * np.max(sizes):

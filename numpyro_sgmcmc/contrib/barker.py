@@ -49,13 +49,9 @@ FLOWS = {"E": Flow("jump", needs_gradient=True, needs_key=True, moves=True, need
 
 @dataclass(frozen=True)
 class Barker(Dynamics):
-    """
-    The stochastic Barker proposal.
+    """The stochastic Barker proposal."""
 
-    :param inverse_mass_matrix: factor of the squared jumps: 1.0, a scalar, or a dict of diagonals like ``z``.
-    """
-
-    inverse_mass_matrix: Any = 1.0
+    inverse_mass_matrix: Any = 1.0  # factor of the squared jumps: 1.0, a scalar, or a dict of diagonals like z
 
     @property
     def flows(self) -> Mapping[str, Flow]:
@@ -67,10 +63,6 @@ class Barker(Dynamics):
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.04 / curvature  # adds h / 2 to the relative variance, as for SGLD
-
-    def init(self, z: Any, noise: Any) -> Phase:
-        del noise
-        return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance by white noise beyond ``phase.noise_variance`` tau^2: h M^-1 (s^2 - tau^2) / 2."""

@@ -106,15 +106,15 @@ def corrected(
     checked_choice("covariance", covariance, ("posterior", "sandwich"))
     draws = run.draws(max_draws)
     key_scores, key_more = random.split(random.fold_in(run.key, 2))
-    found = gradients(run, draws, key_scores)
+    scores = gradients(run, draws, key_scores)
     if covariance == "sandwich":
-        A = _sandwich(run, draws, found.values, key_more)
+        A = _sandwich(run, draws, scores.values, key_more)
         what = "The covariance of the draws was made the sandwich H^-1 J H^-1, which is not that of the posterior"
     else:
         _check_constant_steps(run)
         law = None
         if not run.samples_other_coordinates:  # a prediction is for NumPyro's
-            law = predicted(run, draws, found.values, gradient_pairs(run, draws, key_more))
+            law = predicted(run, draws, scores.values, gradient_pairs(run, draws, key_more))
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
                 "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "

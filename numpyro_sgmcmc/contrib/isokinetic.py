@@ -82,11 +82,7 @@ class Isokinetic(Dynamics):
         return 0.3 / curvature**0.5
 
     def init(self, z: Any, noise: Any) -> Phase:
-        """
-        A phase with u uniform on the sphere.
-
-        :raises ValueError: for a single coordinate, whose direction cannot turn.
-        """
+        """A phase with u uniform on the sphere. Raises a ValueError for one coordinate, whose direction cannot turn."""
         if trees.size(z) < 2:
             raise ValueError(
                 "the model has a single latent coordinate, but an isokinetic sampler needs at least two, between which "
@@ -163,17 +159,13 @@ class SGIsokinetic(SGMCMC):
     (the paper's preconditioner). :class:`~numpyro_sgmcmc.MSGNHT` needs no such mass, and was better in our measurements
     (docs/measurements.md). The paper's tuning of the step size by the energy error is not implemented.
 
+    Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
+
     :param model: NumPyro model with two or more latent coordinates.
-    :param step_size: h > 0, or a function of the step index.
     :param float friction: D >= 0, the rate (1 / time) at which the direction is refreshed.
-    :param batch_size: rows of a minibatch: an int, ``{plate: int}``, or None for the ``subsample_size`` declared in
-        the model.
-    :param int steps_per_sample: integrator steps for each MCMC transition; None: 1.
     :param str integrator: a word over ``A B O``.
-    :param gradient: gradient estimator; None: ``Minibatch()``.
     :param rows: row scheme. Independent batches by default: the constant length of u balances only white noise.
     :param inverse_mass_matrix: None, a scalar, a dict of diagonals like ``z``, or ``"noise"``.
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`; None: uniform on (-2, 2).
     :raises ValueError: if there is no step size; at ``init``, for a model with a single coordinate.
 
     **References:**

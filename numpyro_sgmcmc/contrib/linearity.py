@@ -75,12 +75,12 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
         )
     keys = random.split(random.fold_in(run.key, 1))
     pair = [gradients(run, draws, key).values for key in keys]
-    found = held_out(draws.z, *pair)
+    r2 = held_out(draws.z, *pair)
     lines = {}
     for site in dict.fromkeys(draws.sites):
-        at = np.flatnonzero(np.asarray(draws.sites) == site)
-        worst = at[np.argmin(found[at])]
-        value = float(found[worst])
+        own = np.flatnonzero(np.asarray(draws.sites) == site)
+        worst = own[np.argmin(r2[own])]
+        value = float(r2[worst])
         lines[site] = Line(
             value,
             f"{value:.3f} at {draws.names[worst]}",
@@ -88,19 +88,13 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
             "ok" if value >= LINEAR else "doubtful" if value >= HALF else "wrong",
             "the score is not linear, so the posterior is not close to a normal: control variates and a fixed mass "
             "will not help much. Reparametrise (LocScaleReparam for a funnel), and compare with NUTS on fewer rows",
-            {"where": draws.names[worst], "r2": found[at]},
+            {"where": draws.names[worst], "r2": r2[own]},
         )
     return Table("R^2 of a linear fit to the score", lines)
 
 
 def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """
-    R^2 of each coordinate, shape ``(d,)``, by cross-validation over two sets of blocks of draws.
-
-    :param z: draws, shape ``(chains, draws, d)``.
-    :param first: unbiased gradients at the draws, of the same shape.
-    :param second: unbiased gradients that are independent of these.
-    """
+    """R^2 of each coordinate, by cross-validation over blocks of draws, from two independent unbiased gradients."""
     d = z.shape[-1]
     sd = np.maximum(z.std((0, 1)), 1e-300)
     x, g1, g2 = (z - z.mean((0, 1))) / sd, first * sd, second * sd
@@ -111,7 +105,7 @@ def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray
         centre, level = x_in.mean(0), mean.mean(0)
         slopes = np.linalg.lstsq(x_in - centre, mean - level, rcond=None)[0]
         line = (x[~fitted] - centre) @ slopes + level
-        one, other = g1[~fitted], g2[~fitted]
-        residual += ((one - line) * (other - line)).sum(0)
-        total += ((one - one.mean(0)) * (other - other.mean(0))).sum(0)
+        g, other = g1[~fitted], g2[~fitted]
+        residual += ((g - line) * (other - line)).sum(0)
+        total += ((g - g.mean(0)) * (other - other.mean(0))).sum(0)
     return 1 - residual / np.where(total > 0, total, np.nan)

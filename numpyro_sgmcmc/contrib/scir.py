@@ -39,7 +39,7 @@ from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Sites
 from numpyro_sgmcmc.utils import noise
-from numpyro_sgmcmc.utils.validation import check_rates_fit, checked_rates
+from numpyro_sgmcmc.utils.validation import check_sites, checked_rates
 
 FLOWS = {"E": Flow("Cox-Ingersoll-Ross transition", needs_gradient=True, needs_key=True, moves=True)}
 
@@ -69,10 +69,6 @@ class CoxIngersollRoss(Dynamics):
     def largest_step(self, curvature: Any) -> Any:
         del curvature
         return math.nan  # the warm-up cannot choose one
-
-    def init(self, z: Any, noise: Any) -> Phase:
-        del noise
-        return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white noise of b adds to theta: tanh(r h / 2) Var b / (r theta), at the mean theta."""
@@ -204,10 +200,10 @@ class SCIR(SGMCMC):
                 "SCIR needs sites that are positive or on the simplex, as with Gamma and Dirichlet priors; site "
                 f"{other[0]!r} is neither. Use SGRLD, or sample it in a block of its own with numpyro.infer.Gibbs."
             )
-        check_rates_fit("rate", self.dynamics.rate, potential.prototype)
+        check_sites("rate", self.dynamics.rate, potential.prototype, scalars=True)
         totals = {name: s for name, s in potential.prototype.items() if supports[name] == "simplex"}
         totals = {name: jax.ShapeDtypeStruct(s.shape[:-1], s.dtype) for name, s in totals.items()}
-        check_rates_fit("counts", self.dynamics.divided, totals)
+        check_sites("counts", self.dynamics.divided, totals, scalars=True)
         return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
     def _check_start(self, on_potential: Callable, phase: Phase, h: jax.Array) -> None:
@@ -241,6 +237,6 @@ def _counts_at_two_places(dynamics: CoxIngersollRoss, potential: ModelPotential,
     gradient = jax.grad(potential.estimate)
     rows = potential.some_rows()
     moved = {name: x + jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in z.items()}
-    here, there = (dynamics.counts(at, gradient(at, rows)) for at in (z, moved))
+    here, there = (dynamics.counts(place, gradient(place, rows)) for place in (z, moved))
     simplex = [name for name, support in supports_of_sites(potential).items() if support == "simplex"]
     return here, {name: (here[name].sum(-1), there[name].sum(-1)) for name in simplex}

@@ -33,6 +33,8 @@ from numpyro.distributions import (
 )
 from numpyro.distributions.transforms import Transform
 
+from numpyro_sgmcmc.model.handlers import elementwise
+
 
 @jax.custom_jvp
 def inside(value: jax.Array) -> jax.Array:
@@ -138,51 +140,42 @@ class Expanded(Transform):
 
 @dataclass(frozen=True)
 class Charts:
-    """
-    The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions.
-
-    :param dict counts: site -> number that is added to the A of its prior.
-    """
+    """The transforms of a model's sites on the half-line and on the simplex, as functions of their distributions."""
 
     log: bool
     raw: bool = False
-    counts: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)  # site -> number that is added to the A of its prior
 
     def __call__(self, name: str, fn: Distribution) -> Transform | None:
         """The transform of a site; None if it is on neither."""
         own: Any = _bare(fn)
-        if _is(fn.support, constraints.simplex):
+        support = elementwise(fn.support)
+        if support is constraints.simplex:
             total = jnp.full(fn.batch_shape, float(fn.event_shape[-1]))
             if isinstance(own, Dirichlet):
                 total = jnp.asarray(own.concentration).sum(-1)
             return Expanded(total + self.counts.get(name, 0.0), self.log, self.raw)
-        if _is(fn.support, constraints.positive) or _is(fn.support, constraints.nonnegative):
+        if support is constraints.positive or support is constraints.nonnegative:
             return HalfLine(1 / jnp.asarray(own.rate) if isinstance(own, (Gamma, Exponential)) else 1.0, self.log)
         return None
 
 
 def supports_of_sites(potential: Any) -> dict[str, str]:
     """Name of each latent site -> ``"simplex"``, ``"half-line"`` or ``"other"``, from the charts of the potential."""
-    found: dict[str, str] = {}
+    supports: dict[str, str] = {}
     kinds = {Expanded: "simplex", HalfLine: "half-line"}
 
     def trace(z):
-        for name, site in potential._trace(z, potential.some_rows(), None).items():
+        for name, site in potential.trace(z, potential.some_rows(), None).items():
             if name in potential.prototype:
-                found[name] = kinds.get(type(potential.transforms(name, site["fn"])), "other")
+                supports[name] = kinds.get(type(potential.transforms(name, site["fn"])), "other")
         return ()
 
     jax.eval_shape(trace, potential.prototype)
-    return found
+    return supports
 
 
 def _bare(fn: Any) -> Any:
     while isinstance(fn, (ExpandedDistribution, Independent)):
         fn = fn.base_dist
     return fn
-
-
-def _is(support: Any, constraint: Any) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraint

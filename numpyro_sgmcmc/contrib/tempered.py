@@ -42,20 +42,13 @@ from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
 
 class TemperedState(NamedTuple):
-    """
-    - **replicas** - state of the R replicas, along the first axis.
-    - **holder** - which replica has which temperature, int32, shape ``(R,)``, in the order of the temperatures.
-    - **t** - transitions so far, uint32.
-    - **swapped** - for each pair of neighbouring temperatures, shape ``(R - 1,)``: 1 if the last transition exchanged
-      them, 0 if it rejected the exchange, NaN if it did not propose one.
-    - **rng_key** - key of the next transition.
-    """
-
-    replicas: SGMCMCState
-    holder: jax.Array
-    t: jax.Array
+    replicas: SGMCMCState  # state of the R replicas, along the first axis
+    holder: jax.Array  # which replica has which temperature, int32, shape (R,), in the order of the temperatures
+    t: jax.Array  # transitions so far, uint32
+    # for each pair of neighbouring temperatures, shape (R - 1,): 1 if the last transition exchanged them, 0 if it
+    # rejected the exchange, NaN if it did not propose one
     swapped: jax.Array
-    rng_key: jax.Array
+    rng_key: jax.Array  # key of the next transition
 
     @property
     def cold(self) -> SGMCMCState:
@@ -238,9 +231,9 @@ class Tempered(MCMCKernel):
         tried = level < R - 1
         level = jnp.where(tried, level, 0)
         colder, hotter = state.holder[level], state.holder[level + 1]
-        at = _of(state.replicas.z, colder), _of(state.replicas.z, hotter)
+        pair = _of(state.replicas.z, colder), _of(state.replicas.z, hotter)
         # each pair has its own rows: noise common to several pairs would need a joint correction
-        difference, variance = jax.vmap(partial(self._compared, potential))(random.split(key_rows, R // 2), *at)
+        difference, variance = jax.vmap(partial(self._compared, potential))(random.split(key_rows, R // 2), *pair)
         log_ratio = log_exchange(betas[level] - betas[level + 1], difference, variance)
         u = noise.uniform_like(key_accept, log_ratio)
         accepted = tried & (jnp.log(u) < log_ratio)  # False where an energy is not finite
@@ -274,8 +267,8 @@ class Tempered(MCMCKernel):
             "a model that draws random numbers of its own": potential.randomised,
             "latent sites that are drawn for each minibatch": potential.draws_local_sites,
         }
-        for what, found in refused.items():
-            if found:
+        for what, applies in refused.items():
+            if applies:
                 raise ValueError(
                     f"Tempered does not work with {what}: it compares the energies that the rows have in two replicas. "
                     "Use the kernel itself."
@@ -285,12 +278,8 @@ class Tempered(MCMCKernel):
 
 
 def log_exchange(delta: jax.Array, difference: jax.Array, variance: jax.Array) -> jax.Array:
-    r"""
-    Logarithm of the acceptance ratio of an exchange.
-
-    :param delta: :math:`\beta - \beta'`.
-    :param difference: an estimate of U(z) - U(z'), where z is the replica at :math:`\beta`.
-    :param variance: variance of the estimate.
+    """
+    The logarithm of the acceptance ratio of an exchange, for ``delta`` = beta - beta' and an estimate of U(z) - U(z').
     """
     return delta * difference - 0.5 * delta**2 * variance
 

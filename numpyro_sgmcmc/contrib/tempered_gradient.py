@@ -10,13 +10,8 @@ from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows,
 
 
 class TemperedGradientState(NamedTuple):
-    """
-    - **beta** - 1 / T, shape ``()``.
-    - **inner** - state of the estimator of U.
-    """
-
-    beta: jax.Array
-    inner: Any
+    beta: jax.Array  # 1 / T, shape ()
+    inner: Any  # state of the estimator of U
 
 
 @dataclass(frozen=True)
@@ -24,29 +19,27 @@ class TemperedGradient(GradientEstimator):
     """
     Turns an estimator of the gradient of U into one of U / T. Its energy is still that of U. T is part of the state: 1
     at the start, and set by :class:`~numpyro_sgmcmc.Tempered`.
-
-    :param of: the estimator of U.
     """
 
-    of: GradientEstimator
+    inner: GradientEstimator  # the estimator of U
 
     def check(self, potential: Potential, chains: int) -> None:
-        self.of.check(potential, chains)
+        self.inner.check(potential, chains)
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> TemperedGradientState:
         beta = jnp.ones((), jnp.result_type(*jax.tree.leaves(z)))
-        return TemperedGradientState(beta, self.of.start(potential, z, rng_key))
+        return TemperedGradientState(beta, self.inner.start(potential, z, rng_key))
 
     def begin_step(
         self, potential: Potential, z: Sites, gradient_state: TemperedGradientState, i: jax.Array, rng_key: jax.Array
     ) -> TemperedGradientState:
-        return gradient_state._replace(inner=self.of.begin_step(potential, z, gradient_state.inner, i, rng_key))
+        return gradient_state._replace(inner=self.inner.begin_step(potential, z, gradient_state.inner, i, rng_key))
 
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: TemperedGradientState, rng_key: jax.Array
     ) -> Evaluation:
-        of_u = self.of.evaluate(potential, z, rows, gradient_state.inner, rng_key)
+        of_u = self.inner.evaluate(potential, z, rows, gradient_state.inner, rng_key)
         return of_u._replace(gradient=jax.tree.map(lambda g: gradient_state.beta * g, of_u.gradient))
 
     def commit(self, gradient_state: TemperedGradientState, update: Any, accepted: jax.Array) -> TemperedGradientState:
-        return gradient_state._replace(inner=self.of.commit(gradient_state.inner, update, accepted))
+        return gradient_state._replace(inner=self.inner.commit(gradient_state.inner, update, accepted))

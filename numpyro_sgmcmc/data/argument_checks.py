@@ -29,19 +29,14 @@ def sparse_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """
-    :raises ValueError: for a generator or another iterator, which JAX does not accept among arguments.
-    """
+    """Raises a ValueError for a generator or another iterator, which JAX does not accept among arguments."""
     for name, arg in _named(args, kwargs):
         if hasattr(arg, "__next__"):
             raise ValueError(f"{name} is a {type(arg).__name__}{_WHOLE_DATA}")
 
 
 def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> None:
-    """
-    :param error: with which the model has failed.
-    :raises ValueError: if an argument is the likely cause, because it is no array of numbers.
-    """
+    """Raises a ValueError if an argument that is no array of numbers is the likely cause of an error."""
     failure = f"The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     batches = _batches(args, kwargs, str(error))
     if batches:

@@ -50,10 +50,8 @@ class Indexable(np.ndarray):
 
 def indexable(arguments: tuple[tuple, Mapping[str, Any]]) -> Any:
     """
-    The arguments of a model, ``(args, kwargs)``, whose NumPy arrays can be indexed by traced row numbers. Memory maps
-    stay on disk.
-
-    :raises ValueError: for a masked array, and for an iterator.
+    The arguments of a model, whose NumPy arrays can be indexed by traced row numbers. Memory maps stay on disk. Raises
+    a ValueError for a masked array, and for an iterator.
     """
     check_no_iterators(*arguments)
 

@@ -16,10 +16,8 @@ ROWS = 16  # number of evenly spaced rows of each array that are used
 
 def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> int:
     """
-    A checksum of the shapes and some rows of the arrays among a model's arguments, and of its plain numbers and
-    strings. The cost does not depend on the number of rows.
-
-    :return: 31 bits; 0 if an argument is traced, so that its values are not known.
+    A checksum of 31 bits of the shapes and some rows of the arrays among a model's arguments, and of its plain numbers
+    and strings, at a cost that does not depend on the number of rows. 0 if an argument is traced.
     """
     leaves = jax.tree.leaves((model_args, dict(model_kwargs or {})))
     if any(isinstance(leaf, Tracer) for leaf in leaves):

@@ -88,9 +88,7 @@ class OnDisk(RowArray):
         return OnDisk, (self._source,)
 
     def _take(self, rows: Any, served: Any = None) -> jax.Array:
-        """
-        :param served: the rows themselves, if they have been read already.
-        """
+        """``served``: the rows themselves, if they have been read already."""
         if served is not None:
             return served
         if isinstance(rows, slice):

@@ -45,9 +45,7 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
         return taken[(*within, *rest)] if rest else taken
 
     def _take(self, rows: Any, served: Any = None) -> jax.Array:
-        """
-        :param served: the argument ``what`` of :meth:`using_rows` for these rows.
-        """
+        """``served``: the argument ``what`` of :meth:`using_rows` for these rows."""
         raise NotImplementedError
 
     def __array_function__(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:

@@ -52,7 +52,7 @@ class ShardedRows(RowArray):
             return self._values.reshape(-1, *self.shape[1:])[self._shares.locate(rows)]
         places = (rows.reshape(self.devices, -1) - self._shares.first[:, None]).astype(jnp.uint32)
         # rows of another device would be non-finite, never another row
-        own = jax.vmap(lambda values, at: values.at[at].get(mode="fill"))(self._values, places)
+        own = jax.vmap(lambda values, index: values.at[index].get(mode="fill"))(self._values, places)
         return own.reshape(*rows.shape, *self.shape[1:])
 
 

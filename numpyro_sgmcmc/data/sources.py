@@ -19,12 +19,7 @@ import numpy as np
 
 
 def opened(source: Any) -> Any:
-    """
-    A reader of the source: ``shape``, ``dtype`` and ``reader[first:stop]``.
-
-    :raises TypeError: if it is none of the above.
-    :raises ValueError: if it has no rows of numbers.
-    """
+    """A reader of the source: ``shape``, ``dtype`` and ``reader[first:stop]``. Raises an error for any other source."""
     if isinstance(source, (str, os.PathLike)):
         try:
             return np.load(source, mmap_mode="r")

@@ -20,13 +20,12 @@ from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import Gradients, Identities, identities
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.report.run_verdict import mean_in_words, power_in_words, variance_in_words
+from numpyro_sgmcmc.report.run_verdict import KNOWN, Power, mean_in_words, variance_in_words
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
-from numpyro_sgmcmc.utils.significance import VARIANCE, graded, worst
-
-MEAN = 0.1, 0.3  # in posterior sds: doubtful, wrong
+from numpyro_sgmcmc.utils.significance import MEAN, VARIANCE, graded, worst
+from numpyro_sgmcmc.utils.wording import inflation as in_words, plain
 
 REFUTED = 0.5  # the share of a prediction which the draws would have to show at least
 OTHER = "Use jax_enable_x64"
@@ -45,7 +44,7 @@ class WithData:
     pairs: np.ndarray | None = None  # of gradients, for a prediction; None if there is none
 
     @cached_property
-    def of(self) -> Identities | None:
+    def identities(self) -> Identities | None:
         """The identities; None if a gradient is not finite."""
         values = self.gradients.values
         return identities(self.draws.z, values) if np.isfinite(values).all() else None
@@ -57,8 +56,9 @@ class WithData:
 
     @cached_property
     def limit(self) -> np.ndarray:
-        """The bounds of the z-scores of the identities, by coordinate."""
-        return bound(2 * len(self.draws.names), len(self.draws.z), self.ess)
+        """The bounds of the z-scores of the identities, by coordinate; each site has the same chance of a false one."""
+        sites, site, sizes = np.unique(self.draws.sites, return_inverse=True, return_counts=True)
+        return bound(2 * len(sites) * sizes[site], len(self.draws.z), self.ess)
 
     @cached_property
     def prediction(self) -> Prediction | None:
@@ -89,22 +89,20 @@ class WithData:
 
 def gradient_facts(run: WithData) -> dict[str, Line]:
     """A line without a check: the gradients that were evaluated."""
-    of, n = run.gradients, len(run.draws.flat)
-    bits = f", {', '.join(of.widened)} in 32 bits" * bool(of.widened)
-    shown = f"{n} draws, {'all rows' if of.whole else f'{of.rows} fresh rows'} each{bits}"
-    return {"looked_at": Line(n, shown, details={"passes": of.passes}, title="gradients evaluated")}
+    gradients, n = run.gradients, len(run.draws.flat)
+    bits = f", {', '.join(gradients.widened)} in 32 bits" * bool(gradients.widened)
+    shown = f"{n} draws, {'all rows' if gradients.whole else f'{gradients.rows} fresh rows'} each{bits}"
+    return {"looked_at": Line(n, shown, details={"passes": gradients.passes}, title="gradients evaluated")}
 
 
-def power(run: WithData) -> dict[str, Line]:
-    """A line without a check: the errors that the identities would have shown in the worst global coordinate."""
-    if run.of is None:
-        return {}
+def power(run: WithData) -> Power:
+    """The errors that the identities would have shown in the worst global coordinate."""
+    if run.identities is None:
+        return Power()
     plates = {name: site.plates for name, site in run.run.potential.structure.latents.items()}
     inside = np.array([bool(plates[site]) for site in run.draws.sites])
-    errors = np.stack([run.of.shift_error, run.of.inflation_error]) * run.limit
-    shift, inflation = errors[:, ~inside | inside.all()].max(1).tolist()
-    shown = power_in_words(shift, inflation)
-    return {"power": Line(shift, shown, details={"inflation": inflation}, title="power")}
+    errors = np.stack([run.identities.shift_error, run.identities.inflation_error]) * run.limit
+    return Power(*errors[:, ~inside | inside.all()].max(1).tolist())
 
 
 @CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)
@@ -116,41 +114,43 @@ def edge(run: WithData) -> Line | None:
 
 @CHECKS_WITH_DATA.add("E[dU/dz] = 0", MEAN, "", "Use {run.use.accurate}")
 def score(run: WithData) -> Line:
-    of = run.of
-    if of is None:
+    checked = run.identities
+    if checked is None:
         shown = f"not finite in {1 - np.isfinite(run.gradients.values).all(-1).mean():.1%} of draws"
         arguments, remedy = ", ".join(run.not_finite), ""
         seen = f"the gradient is {shown}" + f", and so are values of {arguments}" * bool(arguments)
         if arguments:
             remedy = f"Leave out the rows in which {arguments} is not finite"
         return Line(math.nan, shown, "finite", seen=seen, size=math.inf, remedy=remedy)
-    own, mixed = (of.gradient, of.gradient_error, of.gradient / of.scale), (of.shift, of.shift_error)
+    own = checked.gradient, checked.gradient_error, checked.gradient / checked.scale
+    mixed = checked.shift, checked.shift_error
     return _identity(run, own, mixed, MEAN, mean_in_words, f"{MEAN[0]} sd")
 
 
 @CHECKS_WITH_DATA.add("E[(z - m) dU/dz] = 1", VARIANCE, "", "Use {run.use.accurate}")
 def virial(run: WithData) -> Line | None:
-    of = run.of
-    if of is None:
+    checked = run.identities
+    if checked is None:
         return None
-    own, mixed = (of.virial - 1, of.virial_error, of.virial - 1), (of.inflation, of.inflation_error)
+    own = checked.virial - 1, checked.virial_error, checked.virial - 1
+    mixed = checked.inflation, checked.inflation_error
     return _identity(run, own, mixed, VARIANCE, variance_in_words, f"{VARIANCE[0]:.0%}")
 
 
 def _identity(
-    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], in_words: Callable, allowed: str
+    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], told: Callable, allowed: str
 ) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves.
     :param mixed: deviation and its standard error, multiplied by the covariance of the draws.
     :param bounds: those of the check.
-    :param in_words: coordinate, deviation and error of ``mixed`` -> words.
+    :param told: coordinate, deviation and error of ``mixed`` -> words.
     :param allowed: the first bound, in words.
     """
     names, limit = run.draws.names, run.limit
     (_, _, size), (effect, error) = own, mixed
     with np.errstate(divide="ignore", invalid="ignore"):
-        z, z_mixed = (np.nan_to_num(np.abs(of[0]) / of[1]) for of in (own, mixed))
+        z, z_mixed = (np.nan_to_num(np.abs(deviation[0]) / deviation[1]) for deviation in (own, mixed))
     certain = np.maximum(np.where(z > limit, np.abs(size), 0), np.where(z_mixed > limit, np.abs(effect), 0))
     both = np.maximum(z, z_mixed)
     k, most = int(np.argmax(both / limit)), int(np.argmax(certain))
@@ -162,12 +162,12 @@ def _identity(
     places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
     by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
     insignificant, overflow = ", not significant" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
-    overflow = f"perhaps the model overflows in the dtype of {overflow}, " * bool(overflow)
+    cause = f", perhaps because the model overflows in the dtype of {overflow}" * bool(overflow)
     return Line(
         float(both[k]),
-        f"z = {both[k]:.1f}, {in_words(names[k], effect[k], error[k])}{insignificant}",
+        f"z = {plain(both[k])}, {told(names[k], effect[k], error[k])}{insignificant}",
         f"z <= {limit[k]:.1f}, or less than {allowed}",
-        seen=f"{overflow}{in_words(names[most], effect[most], error[most])}",
+        seen=f"{told(names[most], effect[most], error[most])}{cause}",
         remedy="Give the model data of 32 bits" if overflow else "",
         size=float(certain.max()),
         error=float(np.median(error)),
@@ -177,7 +177,7 @@ def _identity(
 
 @CHECKS_WITH_DATA.add("configurational temperature", VARIANCE, "1 +- {0}", "Use {run.use.accurate}")
 def configurational_temperature(run: WithData) -> Line | None:
-    if run.of is None:
+    if run.identities is None:
         return None
     z, g, ess, sites = run.draws.z, run.gradients.values, run.ess, np.asarray(run.draws.sites)
     product = (z - z.mean((0, 1))) * (g - g.mean((0, 1))) + 1 / ess  # see identities
@@ -188,22 +188,22 @@ def configurational_temperature(run: WithData) -> Line | None:
 
 @CHECKS_WITH_DATA.add("inflation predicted from minibatch noise", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
 def inflation_by_noise(run: WithData) -> Line | None:
-    of = run.prediction
-    line = of and _predicted(run, of.noise, of.noise_error, "minibatch noise makes the draws too wide")
+    law = run.prediction
+    line = law and _predicted(run, law.noise, law.noise_error, "minibatch noise makes the draws too wide")
     return line and line._replace(shown=line.shown + ", reshuffled" * (epoch_of(run.run) >= 2))
 
 
 @CHECKS_WITH_DATA.add("inflation predicted from the step size", VARIANCE, "<= {0:.0%}", "Use {run.use.stable}")
 def inflation_by_step(run: WithData) -> Line | None:
-    of = run.prediction
-    return of and _predicted(run, of.step, np.zeros_like(of.step), "the step is too large for the integrator")
+    law = run.prediction
+    return law and _predicted(run, law.step, np.zeros_like(law.step), "the step is too large for the integrator")
 
 
 def _not_refuted(run: WithData, inflation: np.ndarray) -> np.ndarray:
     """The predicted inflations, as far as they are within the limits that the second identity of the draws leaves."""
-    if run.of is None:
+    if run.identities is None:
         return inflation
-    low, high = (run.of.inflation + sign * run.limit * run.of.inflation_error for sign in (-1, 1))
+    low, high = (run.identities.inflation + sign * run.limit * run.identities.inflation_error for sign in (-1, 1))
     return np.clip(inflation, np.minimum(low, 0), np.maximum(high, 0))
 
 
@@ -213,14 +213,14 @@ def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: st
         certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
     k = int(np.argmax(certain if certain.any() else size))
     k = k if size.any() else int(np.argmax(np.abs(inflation)))
-    known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01)
-    shown = f"{inflation[k]:+z.1%}{known_to} at {names[k]}{run.mean_step}"
+    known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01 and abs(inflation[k]) <= KNOWN)
+    shown = f"{in_words(inflation[k])}{known_to} at {names[k]}{run.mean_step}"
     shown += ", which the draws refute" * bool(size[k] < REFUTED * abs(inflation[k]))
     by_site = {site: float(inflation[j]) for site, j in run.by_site(size).items()}
     return Line(
         float(inflation[k]),
         shown,
-        seen=f"{seen}: the predicted error of their variance is {shown}",
+        seen=f"{seen} (predicted for the variance: {shown})",
         size=float(certain.max()),
         error=float(error.max()),
         details={"where": names[k], "by_coordinate": dict(zip(names, inflation.tolist())), "by_site": by_site},
@@ -243,12 +243,12 @@ def numbers_by_site(lines: Mapping[str, Line]) -> dict[str, dict[str, Any]]:
     inflations, and the verdict of its identities; empty if the gradients are not finite.
     """
     by_site = {key: line.details["by_site"] for key, line in lines.items() if "by_site" in line.details}
-    found = {}
+    table = {}
     for site, first in by_site.get("score", {}).items():
         second = by_site["virial"][site]
-        where = max(first, second, key=lambda of: of["z"])["where"]
+        where = max(first, second, key=lambda side: side["z"])["where"]
         numbers = {"where": where, "score": first["z"], "virial": second["z"]}
         numbers["temperature"] = by_site["configurational_temperature"][site]
         numbers |= {key: sites[site] for key, sites in by_site.items() if key.startswith("inflation_by")}
-        found[site] = numbers | {"verdict": worst(first["verdict"], second["verdict"])}
-    return found
+        table[site] = numbers | {"verdict": worst(first["verdict"], second["verdict"])}
+    return table

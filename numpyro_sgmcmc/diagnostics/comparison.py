@@ -17,6 +17,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws
 from numpyro_sgmcmc.diagnostics.table import Table
+from numpyro_sgmcmc.diagnostics.table_pictures import comparison_picture
 from numpyro_sgmcmc.report.check import UNCERTAIN, Line
 from numpyro_sgmcmc.report.run_checks import MIXED
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, r_hat, standard_error
@@ -26,11 +27,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15), "quantile": (0.15, 0.4)}  # doubtful, wrong
 
 
-class Comparison(Table):
-    """The result of :func:`compare`."""
-
-
-def compare(idata: Any, reference: Any) -> Comparison:
+def compare(idata: Any, reference: Any) -> Table:
     """
     Differences of means, standard deviations and quantiles from a reference, in units of its standard deviation, with
     the Monte Carlo errors of both sides. A site is ``wrong`` or ``doubtful`` if a difference is significant and exceeds
@@ -85,15 +82,11 @@ def compare(idata: Any, reference: Any) -> Comparison:
     alone = sorted(set(ours) ^ set(theirs))
     read = (f"{side}: {'{} x {}'.format(*draws[common[0]].shape)} draws" for side, draws in sides)
     note = "; ".join(read) + "." + (f" Only on one side: {', '.join(alone)}." if alone else "")
-    return Comparison("Errors in sds of the reference", lines, note)
+    return Table("Errors in sds of the reference", lines, note, picture=comparison_picture)
 
 
 def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
-    """
-    Site -> array of shape ``(chains, draws, ...)``.
-
-    :raises TypeError: if ``draws`` has none of the allowed forms.
-    """
+    """Site -> array of shape ``(chains, draws, ...)``. Raises a TypeError for another form of draws."""
     if isinstance(draws, MCMC):
         check_draws(draws, "compare")
         draws = draws.get_samples(group_by_chain=True)
@@ -105,14 +98,14 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
             f"{name}= must be an MCMC that has run, ArviZ's InferenceData or DataTree, or a dict of arrays of shape "
             f"(chains, draws, ...), not {type(draws).__name__}."
         )
-    found = {str(key): np.asarray(x) for key, x in draws.items()}
-    for key, x in found.items():
+    arrays = {str(key): np.asarray(x) for key, x in draws.items()}
+    for key, x in arrays.items():
         if x.ndim < 2 or x.shape[1] < 8:
             raise ValueError(
                 f"{name}[{key!r}] has shape {x.shape}; it must be (chains, draws, ...), with at least 8 draws: "
                 "mcmc.get_samples(group_by_chain=True)."
             )
-    return found
+    return arrays
 
 
 def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
@@ -122,8 +115,8 @@ def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     sd = np.maximum(theirs.std((0, 1)), 1e-300)
     details: dict[str, Any] = {}
     worst = ("ok", 0.0, "", 0.0)
-    for key, (of, kind) in _statistics().items():
-        (first, e1), (second, e2) = of(ours), of(theirs)
+    for key, (statistic, kind) in _statistics().items():
+        (first, e1), (second, e2) = statistic(ours), statistic(theirs)
         error, value = np.hypot(e1, e2) / sd, (first - second) / sd
         details |= {key: value, f"{key}_error": error}
         for index in np.ndindex(*value.shape):
@@ -171,9 +164,7 @@ def _quantile(x: np.ndarray, p: float) -> tuple:
     q = np.quantile(x, p, axis=(0, 1))
     error = np.minimum(standard_error(x <= q), 0.5)
     columns = x.reshape(-1, *x.shape[2:]).reshape(x.shape[0] * x.shape[1], -1)
-    e = np.ravel(error)
-    ends = [
-        [np.quantile(column, np.clip(p + sign * one, 0, 1)) for column, one in zip(columns.T, e)] for sign in (-1, 1)
-    ]
+    pairs = list(zip(columns.T, np.ravel(error)))
+    ends = ([np.quantile(column, np.clip(p + sign * e, 0, 1)) for column, e in pairs] for sign in (-1, 1))
     low, high = (np.reshape(end, np.shape(q)) for end in ends)
     return q, (high - low) / 2

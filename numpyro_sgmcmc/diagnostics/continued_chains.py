@@ -56,9 +56,7 @@ def with_changes(run: Run, *, step: float = 1.0, longer: int = 1, batch: int = 1
 
 
 def last_step(run: Run) -> float:
-    """
-    :raises ValueError: for a schedule that has ended at 0.
-    """
+    """Raises a ValueError for a schedule that has ended at 0."""
     h = float(np.asarray(run.states[0].step_size))
     if not h > 0:
         raise ValueError(
@@ -71,12 +69,7 @@ def last_step(run: Run) -> float:
 def continue_chains(
     run: Run, kernel: SGMCMC, states: list[SGMCMCState], num_samples: int, rng_key: jax.Array
 ) -> np.ndarray:
-    """
-    Draws of each chain as NumPyro's unconstrained values, raveled, shape ``(chains, num_samples, d)``.
-
-    :param kernel: that of the run, with changes.
-    :param states: where the chains begin.
-    """
+    """Draws of each chain as NumPyro's unconstrained values, raveled, shape ``(chains, num_samples, d)``."""
     keys = random.split(rng_key, len(states))
     if not jnp.issubdtype(states[0].rng_key.dtype, jax.dtypes.prng_key) and keys.dtype != jnp.uint32:
         keys = random.key_data(keys)
@@ -91,11 +84,11 @@ def continue_chains(
                 z = usual.unconstrain({name: values[name] for name in z})
             return raveled(z)
 
-        def one(state, _):
+        def next_draw(state, _):
             state = chains.transition(state, fingerprint=0)
             return state, jax.vmap(values_of)(state.z) if state.i.ndim else values_of(state.z)
 
-        return lax.scan(one, state, None, length=num_samples)[1]
+        return lax.scan(next_draw, state, None, length=num_samples)[1]
 
     draw = kernel.compiled(draws, run.args, run.kwargs)
     states = [state._replace(rng_key=key) for state, key in zip(states, keys)]

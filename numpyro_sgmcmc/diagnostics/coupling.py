@@ -28,6 +28,7 @@ from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, with_ch
 from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws, coordinate_names
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
 from numpyro_sgmcmc.diagnostics.table import Table
+from numpyro_sgmcmc.diagnostics.table_pictures import coupling_picture
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
@@ -188,10 +189,10 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
     bound, lower = np.nan_to_num(bound / sd, nan=np.inf), np.nan_to_num(lower / sd, nan=np.inf)
     lines, by_site, lower_by_site = {}, {}, {}
     for site, shape in shapes.items():
-        at = np.flatnonzero(sites == site)
-        by_site[site], lower_by_site[site] = bound[at].reshape(shape), lower[at].reshape(shape)
-        verdicts = ["ok" if bound[j] <= CLOSE else "wrong" if lower[j] > FAR else "doubtful" for j in at]
-        worst = at[max(range(len(at)), key=lambda k: (ORDER.index(verdicts[k]), bound[at[k]]))]
+        own = np.flatnonzero(sites == site)
+        by_site[site], lower_by_site[site] = bound[own].reshape(shape), lower[own].reshape(shape)
+        verdicts = ["ok" if bound[j] <= CLOSE else "wrong" if lower[j] > FAR else "doubtful" for j in own]
+        worst = own[max(range(len(own)), key=lambda k: (ORDER.index(verdicts[k]), bound[own[k]]))]
         lines[site] = Line(
             float(bound[worst]),
             f"{lower[worst]:.3f} to {bound[worst]:.3f} at {names[worst]}",
@@ -200,19 +201,16 @@ def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shape
             f"minibatch noise moves the draws by up to so many sds. Use {remedy}",
             {"bound": by_site[site], "lower": lower_by_site[site]},
         )
-    found = Coupled("Distance to the draws with exact gradients, in sds", lines)
-    found.bound, found.lower, found.joint = by_site, lower_by_site, joint
-    found.trace = np.sqrt(((x - y) ** 2).sum(-1))
-    return found
+    table = Coupled("Distance to the draws with exact gradients, in sds", lines, picture=coupling_picture)
+    table.bound, table.lower, table.joint = by_site, lower_by_site, joint
+    table.trace = np.sqrt(((x - y) ** 2).sum(-1))
+    return table
 
 
 def distances(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """
     Upper bounds of the Wasserstein distance of each coordinate, lower bounds from the means and sds (Gelbrich 1990),
-    and an upper bound for all coordinates together.
-
-    :param x: paired draws, shape ``(chains, draws, d)``.
-    :param y: their partners, of the same shape.
+    and an upper bound for all coordinates together, from paired draws, shape ``(chains, draws, d)``.
     """
     x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     paired = ((x - y) ** 2).mean(0)

@@ -14,10 +14,7 @@ TOGETHER = 8  # number of draws at which gradients are evaluated at once
 
 
 def check_draws(mcmc: Any, caller: str) -> None:
-    """
-    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`, with any kernel.
-    :raises ValueError: if it has no draws.
-    """
+    """Raises an error if it is not an MCMC, with any kernel, or has no draws."""
     check_mcmc(mcmc, caller)
     states = mcmc._states or {}
     # after mcmc.warmup(...), which keeps no draws, NumPyro's arrays of draws consist of zeros
@@ -38,9 +35,8 @@ def latent_draws(mcmc: MCMC) -> dict[str, np.ndarray]:
 
 def explored(mcmc: MCMC) -> np.ndarray:
     """
-    Which draws are from the exploration of a :class:`~numpyro_sgmcmc.Cyclical`, shape ``(chains, draws)``.
-
-    :raises ValueError: if the numbers of the steps were not collected, or if all draws are.
+    Which draws are from the exploration of a Cyclical schedule, shape ``(chains, draws)``. Raises a ValueError if that
+    is not known, or if all draws are.
     """
     fields = mcmc.get_extra_fields(group_by_chain=True)
     schedule: Any = getattr(getattr(mcmc.sampler, "kernel", mcmc.sampler), "schedule", None)
@@ -53,10 +49,10 @@ def explored(mcmc: MCMC) -> np.ndarray:
             "the numbers of the steps are needed to identify the draws of the exploration of each cycle. Collect "
             f"them: mcmc.run(..., extra_fields=({number!r},))."
         )
-    found = schedule.cycle_of(fields[number]).reshape(shape) < 0
-    if found.all():
+    exploring = schedule.cycle_of(fields[number]).reshape(shape) < 0
+    if exploring.all():
         raise ValueError("all draws are from the exploration of a cycle. Use shorter cycles, or more draws.")
-    return found
+    return exploring
 
 
 def posterior_draws(mcmc: MCMC) -> dict[str, np.ndarray]:

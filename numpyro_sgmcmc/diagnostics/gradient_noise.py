@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.diagnostics.run import states_of
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
+from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.tuning.coordinates import Identity, gradient_in_x, unraveler
 from numpyro_sgmcmc.tuning.start import PROBES, gradient_variance
@@ -90,7 +91,7 @@ def gradient_noise(
         raise ValueError(f"num_batches={num_batches}: a variance needs at least 2.")
 
     def probe(usual, state):
-        potential, chain = usual.centred(state.settings.centering), kernel.chain_for(usual)
+        potential, chain = centred_potential(usual, state.settings.centering), kernel.chain_for(usual)
         z = usual.in_variables_of(potential, state.z)
         key_probes = derive_key(state.rng_key, Stream.PROBE)
         coordinates = state.settings.coordinates

@@ -33,17 +33,11 @@ PLACES = 16  # number of steps of an epoch over which the variance is averaged
 
 
 class Law(NamedTuple):
-    """
-    Arrays by mode, shape ``(d,)``.
+    """Arrays by mode, shape ``(d,)``."""
 
-    - **step** - relative error of the variance without gradient noise.
-    - **noise** - variance that gradient noise adds, relative to that of the posterior.
-    - **radius** - spectral radius of M: the step is stable if it is below 1.
-    """
-
-    step: np.ndarray
-    noise: np.ndarray
-    radius: np.ndarray
+    step: np.ndarray  # relative error of the variance without gradient noise
+    noise: np.ndarray  # variance that gradient noise adds, relative to that of the posterior
+    radius: np.ndarray  # spectral radius of M: the step is stable if it is below 1
 
 
 def linear_law(
@@ -110,8 +104,8 @@ def _maps(dynamics: Any, integrator: Any, h: float, curvature: np.ndarray, therm
 
     def step(u, e, key):
         phase = start._replace(z=u[0], momentum=u[1] if second else ())
-        of = lambda z: Evaluation(jnp.zeros(()), lam * z + e, ())  # noqa: E731
-        new, gradient, _ = integrator.step(dynamics, phase, u[-1] if carries else (), jnp.asarray(h), of, key)
+        evaluate = lambda z: Evaluation(jnp.zeros(()), lam * z + e, ())  # noqa: E731
+        new, gradient, _ = integrator.step(dynamics, phase, u[-1] if carries else (), jnp.asarray(h), evaluate, key)
         return jnp.stack([new.z, *([new.momentum] if second else []), *([gradient] if carries else [])])
 
     m = 1 + second + carries

@@ -83,19 +83,21 @@ class WithLocal:
         table fits this position only. The places are along axis 0 of the results, fewer for many visits.
         """
 
-        def at(potential, z, table, keys):
+        def at_places(potential, z, table, keys):
             unravel = unraveler(potential.prototype)
             return lax.map(lambda each: fn(potential, unravel(each[0]), table, each[1]), (z, keys))
 
-        places, at_draws, found = max(PLACES // visits, 10), self.run.compiled(at), []
-        chains = self.run.states[:places] if self.draws is None else []
-        ways = [(np.repeat(raveled(one.z)[None], -(-places // len(chains)), 0), one.gradient_state) for one in chains]
-        if self.draws is not None:
-            ways = [(self.draws.flat[:: max(1, len(self.draws.flat) // places)], ())]
-        for k, (z, table) in enumerate(ways):
+        places, at_draws, results = max(PLACES // visits, 10), self.run.compiled(at_places), []
+        if self.draws is None:
+            chains = self.run.states[:places]
+            visits_of_chain = -(-places // len(chains))
+            starts = [(np.repeat(raveled(chain.z)[None], visits_of_chain, 0), chain.gradient_state) for chain in chains]
+        else:
+            starts = [(self.draws.flat[:: max(1, len(self.draws.flat) // places)], ())]
+        for k, (z, table) in enumerate(starts):
             keys = random.split(random.fold_in(rng_key, k), len(z))
-            found.append(at_draws(jnp.asarray(z, jnp.result_type(float)), table, keys))
-        return jax.tree.map(lambda *x: np.concatenate([np.asarray(each, float) for each in x]), *found)
+            results.append(at_draws(jnp.asarray(z, jnp.result_type(float)), table, keys))
+        return jax.tree.map(lambda *x: np.concatenate([np.asarray(each, float) for each in x]), *results)
 
 
 def local_lines(run: Run, draws: Draws | None, rng_key: jax.Array) -> dict[str, Line]:
@@ -119,24 +121,24 @@ def local_memory(run: WithLocal) -> Line:
         begin = recorded_draw(potential, z, rows, first)
         if not others:
             return begin, begin.values
-        seen = jnp.ones(len(next(iter(rows.values()))))
+        has_value = jnp.ones(len(next(iter(rows.values()))))
 
         def again(carry, key):
-            found = recorded_draw(potential, z, rows, key, (carry[0], seen))
-            return (found.stored, found.values), None
+            draw = recorded_draw(potential, z, rows, key, (carry[0], has_value))
+            return (draw.stored, draw.values), None
 
         (_, values), _ = lax.scan(again, (begin.stored, begin.values), jnp.stack(others))
         return begin, values
 
-    def at(potential, z, _, rng_key):
+    def pairs_of_chains(potential, z, _, rng_key):
         key_rows, *keys = random.split(rng_key, 3)
         rows = independent_rows(key_rows, potential.plates)
         (begin, ends), (other, other_ends) = (chain(potential, z, rows, key) for key in keys)
         pairs = {name: ((begin.start[name], other.start[name]), (ends[name], other_ends[name])) for name in ends}
         return {name: _products(begin.plates[name], *pair) for name, pair in pairs.items()}
 
-    found = run.over_places(at, visits, random.split(run.rng_key)[0])
-    return _memory(run.local, found, run.visits / visits)
+    products = run.over_places(pairs_of_chains, visits, random.split(run.rng_key)[0])
+    return _memory(run.local, products, run.visits / visits)
 
 
 def _products(plates, *pairs):
@@ -201,10 +203,10 @@ def local_moves(run: WithLocal) -> Line | None:
 
         def accepted(key):
             nonlocal sites
-            found = recorded_draw(potential, z, rows, key, before)
-            sites = tuple(found.values)
-            assert found.accepted is not None
-            return found.accepted.mean(), found.accepted.any(0)
+            record = recorded_draw(potential, z, rows, key, before)
+            sites = tuple(record.values)
+            assert record.accepted is not None
+            return record.accepted.mean(), record.accepted.any(0)
 
         mean, moved = lax.map(accepted, random.split(key_draws, visits))
         return mean.mean(), 1 - moved.any(0).mean()

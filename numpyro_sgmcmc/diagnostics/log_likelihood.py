@@ -23,20 +23,20 @@ def log_likelihood_of(run: Run, count: int | None, seed: int) -> Any:
     about: dict[str, Any] = {}
     jacobians = {f"_{name}_log_det" for name in draws}  # factors of the transforms, which are not data
 
-    def one(potential, values, rows):
-        trace = potential._trace(potential.unconstrain(values), rows, None)
-        found = {}
+    def of_draw(potential, values, rows):
+        trace = potential.trace(potential.unconstrain(values), rows, None)
+        densities = {}
         for name, site in trace.items():
             if site["type"] == "sample" and site["is_observed"] and name not in jacobians:
                 value = site["fn"].log_prob(site["value"])
                 frames = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
                 about[name] = [frames.get(k - value.ndim, f"{name}_dim_{k}") for k in range(value.ndim)]
-                found[name] = value
-        return found
+                densities[name] = value
+        return densities
 
     def chunk(potential, values, rows):
         every = {name: jnp.arange(plate.size, dtype=jnp.int32) for name, plate in potential.plates.items()}
-        return lax.map(lambda values: one(potential, values, every | rows), values, batch_size=8)
+        return lax.map(lambda values: of_draw(potential, values, every | rows), values, batch_size=8)
 
     def sizes(potential):
         plates = potential.plates
@@ -50,7 +50,7 @@ def log_likelihood_of(run: Run, count: int | None, seed: int) -> Any:
             name = _largest(plates)
             z = {name: x[0] for name, x in draws.items()}
             about["length"] = chunk_length(
-                lambda rows: one(potential, z, potential.some_rows() | rows), {name: plates[name]}
+                lambda rows: of_draw(potential, z, potential.some_rows() | rows), {name: plates[name]}
             )
         return jnp.zeros(())
 

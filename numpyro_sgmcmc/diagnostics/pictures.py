@@ -1,8 +1,6 @@
 """
-Pictures of a run. ``.plot()`` of a :func:`~numpyro_sgmcmc.summary`, or of the result of
-:func:`~numpyro_sgmcmc.step_halving`, :func:`~numpyro_sgmcmc.couple` or :func:`~numpyro_sgmcmc.compare`, draws it. The
-functions here draw what a run has kept. All of them draw on Matplotlib axes and return them; by default they make new
-ones. Matplotlib is an extra: ``pip install "numpyro_sgmcmc[examples]"``.
+Pictures of what a run has kept, on Matplotlib axes, which they return; by default they make new ones. Matplotlib is an
+extra: ``pip install "numpyro_sgmcmc[examples]"``. The results of diagnostics have a method ``plot``.
 """
 
 from typing import Any
@@ -11,119 +9,13 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.checks_with_data import MEAN
-from numpyro_sgmcmc.diagnostics.comparison import Comparison
-from numpyro_sgmcmc.diagnostics.coupling import Coupled
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Run
-from numpyro_sgmcmc.diagnostics.step_halving import Halved
-from numpyro_sgmcmc.diagnostics.table import SITES, Summary, Table
+from numpyro_sgmcmc.diagnostics.table_pictures import axes_of
 from numpyro_sgmcmc.utils.html import COLOURS
-from numpyro_sgmcmc.utils.significance import ORDER, VARIANCE
 
 __all__ = ["plot_noise_spectrum", "plot_trace"]
-
-RIGHT, WRONG, GREY = COLOURS["ok"], COLOURS["wrong"], "#999999"
-
-
-def _axes(ax: Any, rows: int = 1, columns: int = 1, height: float = 2.0) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('plots need matplotlib: pip install "numpyro_sgmcmc[examples]"') from error
-    size = {"figsize": (6.4, height * rows + 2.0), "layout": "constrained"}
-    _, axes = plt.subplots(rows, columns, squeeze=False, sharex=columns == 1, sharey=columns > 1, **size)
-    return axes.ravel() if axes.size > 1 else axes[0, 0]
-
-
-def picture_of(found: Table, ax: Any = None, **options: Any) -> Any:
-    """
-    See :meth:`~numpyro_sgmcmc.diagnostics.table.Table.plot`.
-
-    :raises ValueError: if there is no picture of this table.
-    """
-    pictures = {Summary: _summary, Halved: _step_halving, Coupled: _coupling, Comparison: _comparison}
-    if type(found) not in pictures:
-        raise ValueError(
-            f"there is no picture of {found.title!r}. Those of summary, step_halving, couple and compare can be drawn."
-        )
-    return pictures[type(found)](found, ax, **options)
-
-
-def _summary(found: Summary, axes: Any = None) -> Any:
-    """
-    The errors of mean and variance in the worst coordinate of each site, with the intervals that the check leaves. An
-    interval inside the grey band excludes an error that matters.
-    """
-    if not found.by_site:
-        raise ValueError("a picture needs finite gradients at the draws. Give summary the data: summary(mcmc, *data).")
-    order = sorted(found.by_site, key=lambda site: -ORDER.index(found.by_site[site]["verdict"]))[:SITES]
-    axes = _axes(axes, columns=2, height=0.25 * len(order))
-    kinds = ("score", MEAN, "error of the mean, in sds"), ("virial", VARIANCE, "relative error of the variance")
-    for ax, (key, (allowed, _), label) in zip(axes, kinds):
-        for place, site in enumerate(order):
-            of = found[key]["by_site"][site]
-            error, colour = of["bound_z"] * of["effect_error"], COLOURS[of["verdict"]]
-            ax.errorbar(of["effect"], place, xerr=error, fmt="o", ms=4, color=colour)
-        ax.axvspan(-allowed, allowed, color=GREY, alpha=0.2, lw=0)
-        ax.axvline(0, color=GREY, lw=0.8)
-        ax.set_xlabel(label)
-    axes[0].set_yticks(range(len(order)), order)
-    axes[0].set_title("sites, by their worst coordinates", loc="left", fontsize="medium")
-    axes[0].set_ylim(len(order) - 0.5, -0.5)
-    return axes
-
-
-def _step_halving(found: Halved, ax: Any = None, of: str = "sd") -> Any:
-    """
-    The change of a mean or an sd from its value at h, in sds, against the step size: at h, at h / 2, and extrapolated
-    to 0.
-    """
-    if of not in ("mean", "sd"):
-        raise ValueError(f"of={of!r} must be 'mean' or 'sd'.")
-    ax = _axes(ax)
-    for site, line in found.items():
-        sd, value = np.ravel(line["sd"]), np.ravel(line[of])
-        far = np.ravel(line[f"extrapolated_{of}"]) - value
-        change, error = np.ravel(line[f"{of}_change"]), np.ravel(line[f"{of}_error"])
-        colour = COLOURS[line["verdict"]]
-        for k in range(len(sd)):
-            ax.plot([1, 0.5], [0, change[k]], "o-", color=colour, ms=4, label=site if k == 0 else None)
-            ax.errorbar([0.5], [change[k]], [error[k]], color=colour, capsize=2)
-            ax.plot([0.5, 0], [change[k], far[k] / sd[k]], "o:", color=colour, ms=4, mfc="white")
-    ax.axhline(0, color=GREY, lw=0.8)
-    ax.set_xlabel("step size, or noise, over that of the run")
-    ax.set_ylabel(f"change of the {of}, in sds")
-    return ax
-
-
-def _coupling(found: Coupled, ax: Any = None) -> Any:
-    """The distance between the coupled chains at each draw."""
-    ax = _axes(ax)
-    for chain in found.trace:
-        ax.semilogy(np.maximum(chain, 1e-30), lw=0.6, alpha=0.7)
-    ax.axhline(max(found.joint, 1e-30), color=WRONG, label="bound")
-    ax.set_xlabel("draw")
-    ax.set_ylabel("distance of the pair")
-    ax.legend(frameon=False)
-    return ax
-
-
-def _comparison(found: Comparison, ax: Any = None) -> Any:
-    """Errors of means against errors of sds, with their standard errors."""
-    ax = _axes(ax)
-    for site, line in found.items():
-        parts = (np.ravel(line[key]) for key in ("mean", "sd", "mean_error", "sd_error"))
-        x, y, dx, dy = parts
-        ax.errorbar(x, y, dy, dx, fmt="o", ms=3, color=COLOURS[line["verdict"]], lw=0.8, label=site)
-    ax.axhline(0, color=GREY, lw=0.8)
-    ax.axvline(0, color=GREY, lw=0.8)
-    ax.set_xlabel("error of the mean, in sds")
-    ax.set_ylabel("relative error of the sd")
-    return ax
 
 
 def plot_trace(mcmc: MCMC, site: str, axes: Any = None) -> Any:
@@ -141,7 +33,7 @@ def plot_trace(mcmc: MCMC, site: str, axes: Any = None) -> Any:
         raise ValueError(f"site={site!r} must be a latent site of the run: {', '.join(map(repr, draws))}.")
     fields = run.fields
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(fields.get("thermostat", ()))]
-    axes = _axes(axes, 3 if leaves else 2)
+    axes = axes_of(axes, 3 if leaves else 2)
     values = draws[site].reshape(*draws[site].shape[:2], -1)
     for chain in values:
         axes[0].plot(chain, lw=0.6, alpha=0.7)
@@ -168,8 +60,8 @@ def plot_noise_spectrum(mcmc: MCMC, *model_args: Any, ax: Any = None, pairs: int
     draws = run.draws(4000)
     noise = gradient_pairs(run, draws, run.key, pairs) * draws.flat.std(0)
     values = np.linalg.svd(noise, compute_uv=False) ** 2 / len(noise)
-    ax = _axes(ax)
-    ax.semilogy(np.arange(1, len(values) + 1), np.maximum(values, 1e-30), "o-", ms=3, color=RIGHT)
+    ax = axes_of(ax)
+    ax.semilogy(np.arange(1, len(values) + 1), np.maximum(values, 1e-30), "o-", ms=3, color=COLOURS["ok"])
     ax.set_xlabel("eigenvalue")
     ax.set_ylabel("variance of the gradient noise")
     return ax

@@ -105,13 +105,13 @@ def predict(
         parts.append(sites.cut(sums, length))
     mean, log_sum = sites.joined(parts)
     total = float(weight.sum())
-    found = Predictions(
+    predictions = Predictions(
         {name: x / total for name, x in mean.items()},
         {name: x - math.log(total) for name, x in log_sum.items()},
         () if function is None else _average(function, values, weight / total),
         total,
     )
-    return found if so_far is None else _together(so_far, found)
+    return predictions if so_far is None else _together(so_far, predictions)
 
 
 def _draws_of(draws: Any) -> tuple[Any, dict[str, jax.Array], np.ndarray]:
@@ -152,7 +152,7 @@ def _average(function: Callable, values: dict[str, jax.Array], weight: np.ndarra
 
 def _together(a: Predictions, b: Predictions) -> Predictions:
     """The predictions from two sets of draws together."""
-    shapes = [jax.tree.map(np.shape, found[:3]) for found in (a, b)]
+    shapes = [jax.tree.map(np.shape, predictions[:3]) for predictions in (a, b)]
     if jax.tree.structure(a[:3]) != jax.tree.structure(b[:3]) or shapes[0] != shapes[1]:
         raise ValueError("so_far= has predictions for other data, sites or functions. Give those for the same ones.")
     total = a.count + b.count

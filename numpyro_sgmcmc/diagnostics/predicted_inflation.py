@@ -38,24 +38,16 @@ LONGER = 1.25  # a step size larger by this factor should still be stable
 
 
 class Prediction(NamedTuple):
-    """
-    Arrays by coordinate of z, shape ``(d,)``, except the last two.
+    """Arrays by coordinate of z, shape ``(d,)``, except the last two."""
 
-    - **noise** - inflation of the variance by minibatch noise.
-    - **noise_error** - its standard error for this number of pairs: with NOGIN the inflation is a small difference of
-      the added and the subtracted noise.
-    - **step** - inflation of the variance by the step size.
-    - **variance** - variance s^2 of the kernel's gradient.
-    - **stable** - 2: the step size is stable, 1: it is, but 1.25 times the step size would not be, 0: it is not.
-    - **rescale** - the matrix or diagonal that removes the inflation, for z minus its mean.
-    """
-
-    noise: np.ndarray
+    noise: np.ndarray  # inflation of the variance by minibatch noise
+    # its standard error for this number of pairs: with NOGIN the inflation is a small difference of the added and the
+    # subtracted noise
     noise_error: np.ndarray
-    step: np.ndarray
-    variance: np.ndarray
-    stable: int
-    rescale: np.ndarray
+    step: np.ndarray  # inflation of the variance by the step size
+    variance: np.ndarray  # variance s^2 of the kernel's gradient
+    stable: int  # 2: the step size is stable, 1: it is, but 1.25 times the step size would not be, 0: it is not
+    rescale: np.ndarray  # the matrix or diagonal that removes the inflation, for z minus its mean
 
 
 def gradient_pairs(run: Run, draws: Draws, rng_key: jax.Array, pairs: int | None = None) -> np.ndarray:
@@ -78,28 +70,28 @@ def gradient_pairs(run: Run, draws: Draws, rng_key: jax.Array, pairs: int | None
     def probe(potential, z, gradient_state, rng_key, contiguous):
         chain, unravel = kernel.chain_for(potential), unraveler(potential.prototype)
 
-        def one(z, k):
+        def difference(z, k):
             def gradient(key):
                 # any batch of the kernel's own scheme: those of contiguous rows may differ more than random ones
                 key_rows, key_t, key_model = random.split(key, 3)
-                at = RowsState(key_rows, random.bits(key_t))
-                rows, _ = next_rows(chain.rows, at, potential.plates, contiguous)
+                rows_state = RowsState(key_rows, random.bits(key_t))
+                rows, _ = next_rows(chain.rows, rows_state, potential.plates, contiguous)
                 return raveled(chain.evaluate(potential, unravel(z), rows, gradient_state, key_model).gradient)
 
             first, second = jax.vmap(gradient)(random.split(random.fold_in(rng_key, k)))
             return (first - second) / math.sqrt(2)
 
-        return at_draws(one, z, jnp.arange(len(z), dtype=jnp.uint32))
+        return at_draws(difference, z, jnp.arange(len(z), dtype=jnp.uint32))
 
     measured = run.compiled(probe)
-    found = []
-    for k, (one, key) in enumerate(zip(states, random.split(rng_key, len(states)))):
+    differences = []
+    for k, (state, key) in enumerate(zip(states, random.split(rng_key, len(states)))):
         index = np.linspace(0, draws.z.shape[1] - 1, per_chain).round().astype(int)
-        last = np.asarray(raveled(one.z))
+        last = np.asarray(raveled(state.z))
         z = draws.z[k][index] if stays else np.broadcast_to(last, (per_chain, last.size))
-        of_chain = one.gradient_state, key, one.settings.contiguous
-        found.append(np.asarray(measured(jnp.asarray(z, last.dtype), *of_chain), float))
-    return np.concatenate(found)
+        of_chain = state.gradient_state, key, state.settings.contiguous
+        differences.append(np.asarray(measured(jnp.asarray(z, last.dtype), *of_chain), float))
+    return np.concatenate(differences)
 
 
 def predicted(run: Run, draws: Draws, gradients: np.ndarray, pairs: np.ndarray) -> Prediction | None:
@@ -115,14 +107,14 @@ def predicted(run: Run, draws: Draws, gradients: np.ndarray, pairs: np.ndarray) 
     kernel, word = run.kernel, run.kernel.integrator
     if not hasattr(word, "word") or any(word.flows[letter].needs_key for letter in word.word):
         return None
-    one, h = run.states[0], run.mean_step
-    dynamics, phase = kernel.dynamics.with_frozen_adaptation(one.phase)
+    state, h = run.states[0], run.mean_step
+    dynamics, phase = kernel.dynamics.with_frozen_adaptation(state.phase)
     if getattr(dynamics, "skew", None) is not None or run.samples_other_coordinates or not h > 0:
         return None
     if np.isnan(raveled(dynamics.inflation(phase, jnp.asarray(h), jax.tree.map(jnp.ones_like, phase.z)))).any():
         return None
-    coordinates = one.settings.coordinates
-    L = _scale(coordinates, dynamics, one.z)
+    coordinates = state.settings.coordinates
+    L = _scale(coordinates, dynamics, state.z)
     dense = L.ndim == 2
     wide = None if dense or isinstance(coordinates, Identity) else coordinates
     into = (lambda g: g @ L) if dense else (lambda g: g * L) if wide is None else (lambda g: _along(wide, g) / L)

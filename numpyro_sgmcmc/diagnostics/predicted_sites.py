@@ -28,8 +28,8 @@ class PredictedSites:
         self.latents: tuple[str, ...] = ()
         self.axes: dict[str, dict[str, int]] = {"mean": {}, "log": {}}
         self.plate, self.size, self.length = "", 0, 0
-        one = {name: x[0] for name, x in values.items()}
-        on_data(lambda args, kwargs: self._look(one, args, kwargs), args, kwargs)()
+        draw = {name: x[0] for name, x in values.items()}
+        on_data(lambda args, kwargs: self._look(draw, args, kwargs), args, kwargs)()
 
     def _look(self, values: dict, args: tuple, kwargs: dict) -> jax.Array:
         """Finds the latents, the plate whose rows are split into chunks, and the length of a chunk."""
@@ -50,11 +50,11 @@ class PredictedSites:
             self.size = plates[self.plate]
             latents = {name: values[name] for name in self.latents}
 
-            def of(rows):
+            def of_rows(rows):
                 return self._of_one(latents, rows, args, kwargs, random.key(0))
 
             plate = {self.plate: Plate(self.size, self.size)}
-            self.length = chunk_length(of, plate)
+            self.length = chunk_length(of_rows, plate)
             given = handlers.condition(self.model, data=latents)
             check_lengths(outline(given, args, kwargs, {self.plate: self.size}), plate)
         return jnp.zeros(())
@@ -85,8 +85,8 @@ class PredictedSites:
             log = {name: jnp.where(w > 0, x + jnp.log(w), -jnp.inf) for name, x in log.items()}
             return (mean, jax.tree.map(jnp.logaddexp, sums[1], log)), None
 
-        one = jax.tree.map(lambda x: x[0], values)
-        shapes = jax.eval_shape(lambda: self._of_one(one, rows, args, kwargs, random.key(0)))
+        first = jax.tree.map(lambda x: x[0], values)
+        shapes = jax.eval_shape(lambda: self._of_one(first, rows, args, kwargs, random.key(0)))
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.result_type(s.dtype, weight.dtype)), shapes[0])
         none = jax.tree.map(lambda s: jnp.full(s.shape, -jnp.inf, jnp.result_type(s.dtype, weight.dtype)), shapes[1])
         numbers = jnp.arange(len(weight), dtype=jnp.uint32)
@@ -103,10 +103,10 @@ class PredictedSites:
             if factor and not dims:
                 continue  # no density of rows
             mean = None if factor else _mean(fn)
-            found = {"mean": (means, mean)} if mean is not None else {}
+            results = {"mean": (means, mean)} if mean is not None else {}
             if site["is_observed"]:
-                found["log"] = logs, fn.log_prob(site["value"])
-            for what, (into, value) in found.items():
+                results["log"] = logs, fn.log_prob(site["value"])
+            for what, (into, value) in results.items():
                 into[name] = value
                 if self.plate in dims:
                     axis = len(fn.batch_shape) + dims[self.plate]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import copy
 from functools import cached_property
 import math
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -23,26 +24,21 @@ from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, posterio
 from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.local.models import keeps_values
+from numpyro_sgmcmc.potential.centred import centred_potential, is_as_written
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
-from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.tuning.warm_up import WarmUp
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST
 
 
 class Draws(NamedTuple):
-    """
-    - **z** - unconstrained values, raveled in the order of ``ravel_pytree``, float64, shape ``(chains, draws, d)``.
-    - **names** - names of the coordinates, such as ``"w[2]"``.
-    - **sites** - the site of each coordinate.
-    - **left_out** - number of draws that have no finite z.
-    """
-
-    z: np.ndarray
-    names: tuple[str, ...]
-    sites: tuple[str, ...]
-    left_out: int
+    z: np.ndarray  # unconstrained values, raveled in the order of ravel_pytree, float64, shape (chains, draws, d)
+    names: tuple[str, ...]  # names of the coordinates, such as "w[2]"
+    sites: tuple[str, ...]  # the site of each coordinate
+    left_out: int  # number of draws that have no finite z
+    centering: Mapping[str, jax.Array] = MappingProxyType({})  # lambda by site if z are partially centred; else empty
 
     @property
     def flat(self) -> np.ndarray:
@@ -98,7 +94,7 @@ class Run:
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any], needed: bool) -> tuple[bool, tuple[tuple, dict]]:
         kept = tuple(self.mcmc._args or ()), dict(self.mcmc._kwargs or {})
-        marks = RarelyChanging.of(self.state.marks)
+        marks = RarelyChanging.unpacked(self.state.marks)
         without = fingerprint((), {})
         if not (args or kwargs):
             known = any(kept) or bool(np.isin(np.asarray(marks.fingerprint), (0, without)).all())
@@ -123,21 +119,23 @@ class Run:
 
     @cached_property
     def potential(self) -> ModelPotential:
-        """
-        The potential of NumPyro's unconstrained values, also if the kernel samples others, such as the expanded mean of
-        a simplex.
-        """
+        """The potential of NumPyro's unconstrained values, also if the kernel samples others, as on a simplex."""
         return self.kernel.potential_of_values(self.args, self.kwargs)
 
     @cached_property
     def is_as_written(self) -> bool:
         """Whether the chains have moved in the variables of the model itself, not in partially centred ones."""
-        return self.potential.is_as_written(dict(self.state.settings.centering))
+        return is_as_written(self.potential, dict(self.state.settings.centering))
 
     @property
     def samples_other_coordinates(self) -> bool:
         """Whether the chains move in other coordinates than NumPyro's unconstrained values."""
         return self.kernel.transforms is not None or not self.is_as_written
+
+    @property
+    def checks_draws(self) -> bool:
+        """Whether gradients at the draws have checked them while the run was sampling."""
+        return self.state.scores != ()
 
     @property
     def keeps_local_values(self) -> bool:
@@ -153,11 +151,7 @@ class Run:
         return numbers_of_rows(self.potential)
 
     def compiled(self, fn: Callable, data: tuple[tuple, Mapping[str, Any]] | None = None) -> Callable:
-        """
-        ``fn(potential, *rest)`` as a compiled function of ``rest``, for :attr:`potential`.
-
-        :param data: other arguments of the model.
-        """
+        """``fn(potential, *rest)`` as a compiled function of ``rest``, for :attr:`potential` or for other ``data``."""
         args, kwargs = (self.args, self.kwargs) if data is None else data
         return self.kernel.compiled(fn, args, kwargs, values=True)
 
@@ -172,7 +166,7 @@ class Run:
     @cached_property
     def states(self) -> list[SGMCMCState]:
         """The separate state of each chain, on the device."""
-        return [jax.tree.map(jnp.asarray, one) for one in states_of(self.kernel, self.state)]
+        return [jax.tree.map(jnp.asarray, state) for state in states_of(self.kernel, self.state)]
 
     @property
     def key(self) -> jax.Array:
@@ -183,7 +177,7 @@ class Run:
     @property
     def steps(self) -> np.ndarray:
         """Number of integrator steps of each chain, warm-up included."""
-        wraps = np.asarray(RarelyChanging.of(self.state.marks).wraps, float)
+        wraps = np.asarray(RarelyChanging.unpacked(self.state.marks).wraps, float)
         return np.asarray(self.state.i, float) + 2.0**32 * wraps
 
     @property
@@ -199,7 +193,7 @@ class Run:
     @property
     def use(self) -> Remedies:
         """What the user of the run may change."""
-        return Remedies.of(self.monitor)
+        return Remedies.for_run(self.monitor)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -237,9 +231,8 @@ class Run:
 
     def draws(self, max_draws: int) -> Draws:
         """
-        The draws in unconstrained space, evenly thinned to at most ``max_draws`` over all chains.
-
-        :raises TooFewDraws: if fewer than ``FEWEST`` draws of each chain are left.
+        The draws in unconstrained space, evenly thinned to at most ``max_draws`` over all chains. Raises TooFewDraws if
+        fewer than ``FEWEST`` of each chain are left.
         """
         draws = thinned(self.mcmc, max_draws)
         chains, kept = next(iter(draws.values())).shape[:2]
@@ -257,6 +250,22 @@ class Run:
                 "of their support."
             )
         return Draws(z[:, finite], *coordinate_names(self.potential.prototype), int((~finite).sum()) * chains)
+
+    def as_sampled(self, draws: Draws) -> Draws:
+        """
+        The draws in the partially centred variables in which the chains have moved; those of the first chain, if each
+        has found its own.
+        """
+        if self.is_as_written:
+            return draws
+        centering = dict(self.states[0].settings.centering)
+
+        def moved(potential, flat):
+            centred, unravel = centred_potential(potential, centering), unraveler(potential.prototype)
+            return lax.map(lambda z: raveled(potential.in_variables_of(centred, unravel(z))), flat, batch_size=64)
+
+        z = np.asarray(self.compiled(moved)(jnp.asarray(draws.flat)), float).reshape(draws.z.shape)
+        return draws._replace(z=z, centering=centering)
 
 
 def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:
@@ -280,9 +289,9 @@ def numbers_of_rows(potential: ModelPotential) -> tuple[int, int]:
     """See :attr:`Run.rows`."""
     plates = potential.plates
     inside = [[plates[name] for name in site.plates if name in plates] for site in potential.structure.sites.values()]
-    found = {tuple(of) for of in inside if of}  # once for several sites in the same plates
-    batch = sum(math.prod(plate.batch_size for plate in of) for of in found)
-    return batch, sum(math.prod(plate.size for plate in of) for of in found)
+    groups = {tuple(crossed) for crossed in inside if crossed}  # once for several sites in the same plates
+    batch = sum(math.prod(plate.batch_size for plate in crossed) for crossed in groups)
+    return batch, sum(math.prod(plate.size for plate in crossed) for crossed in groups)
 
 
 def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -296,18 +305,14 @@ def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tup
 
 
 def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:
-    """
-    How the given arguments differ from those of the run, as far as that is known; None if they do not.
-
-    :param kept: the arguments of the run, empty after unpickling.
-    """
+    """How the given arguments differ from those of the run, as far as that is known; None if they do not."""
     ours, theirs = (dict(named_leaves(*arguments)) for arguments in (given, kept))
     if ours.keys() == theirs.keys():  # one by one, so that arguments of the same shape are not exchanged
         changed = [name for name in ours if fingerprint((ours[name],), {}) != fingerprint((theirs[name],), {})]
-        shapes = [tuple(getattr(of[name], "shape", ()) for of in (ours, theirs)) for name in changed]
+        shapes = [tuple(getattr(side[name], "shape", ()) for side in (ours, theirs)) for name in changed]
         other = [f"{name} has shape {a}, in the run {b}" for name, (a, b) in zip(changed, shapes) if a != b]
-        found = other or [f"{name} has other values" for name in changed]
-        return ": " + "; ".join(found) if found else None
+        differences = other or [f"{name} has other values" for name in changed]
+        return ": " + "; ".join(differences) if differences else None
     mark = fingerprint(*given)
     if not mark or np.any(marks.data_changed) or np.all((marks.fingerprint == mark) | (marks.fingerprint == 0)):
         return None

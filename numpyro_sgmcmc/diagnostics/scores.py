@@ -17,6 +17,7 @@ A violation is translated into an error of the draws to first order. With their 
 :math:`E[(z - m)_j v_j] / \Sigma_{jj} - 1` is the relative error of the variance, also for correlated coordinates.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,60 +25,46 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.diagnostics.draws import at_draws
 from numpyro_sgmcmc.diagnostics.run import Draws, Run, numbers_of_rows
-from numpyro_sgmcmc.diagnostics.wide_data import widened
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
+from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
 
 ALL_ROWS = 2000  # up to this number of rows, in all plates together, all rows are used for each draw
 CLEARLY = 0.8  # maximal variance with a fitted coefficient, relative to that with coefficient 1
+LARGEST = 2**26  # narrow data of more numbers are not widened, because a copy would take too much memory
 DENSE = 500  # with more coordinates, correlations are ignored
 
 
 class Identities(NamedTuple):
-    """
-    Estimates by coordinate, shape ``(d,)``, and their standard errors.
+    """Estimates by coordinate, shape ``(d,)``, and their standard errors."""
 
-    - **gradient** - E[dU/dz_j].
-    - **virial** - E[(z - m)_j dU/dz_j].
-    - **shift** - error of the mean, in sds of the draws: E[v_j] / sd_j.
-    - **inflation** - relative error of the variance: E[(z - m)_j v_j] / var_j - 1.
-    - **scale** - the sd of the score in a correct run, computed from the draws' covariance.
-    """
-
-    gradient: np.ndarray
+    gradient: np.ndarray  # E[dU/dz_j]
     gradient_error: np.ndarray
-    virial: np.ndarray
+    virial: np.ndarray  # E[(z - m)_j dU/dz_j]
     virial_error: np.ndarray
-    shift: np.ndarray
+    shift: np.ndarray  # error of the mean, in sds of the draws: E[v_j] / sd_j
     shift_error: np.ndarray
-    inflation: np.ndarray
+    inflation: np.ndarray  # relative error of the variance: E[(z - m)_j v_j] / var_j - 1
     inflation_error: np.ndarray
-    scale: np.ndarray
+    scale: np.ndarray  # the sd of the score in a correct run, computed from the draws' covariance
 
 
 class Gradients(NamedTuple):
-    """
-    - **values** - gradient at each draw, shape ``(chains, draws, d)``.
-    - **rows** - number of rows used for each draw, in all plates together.
-    - **whole** - whether these are all rows.
-    - **passes** - passes over the data in total.
-    - **widened** - names of arguments whose dtypes were widened, see :mod:`~numpyro_sgmcmc.diagnostics.wide_data`.
-    """
-
-    values: np.ndarray
-    rows: int
-    whole: bool
-    passes: float
-    widened: tuple[str, ...] = ()
+    values: np.ndarray  # gradient at each draw, shape (chains, draws, d)
+    rows: int  # number of rows used for each draw, in all plates together
+    whole: bool  # whether these are all rows
+    passes: float  # passes over the data in total
+    widened: tuple[str, ...] = ()  # arguments whose dtypes were widened
 
 
 def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     """
-    Unbiased gradients of U at the draws, see above.
+    Unbiased gradients of U at the draws, see above, in their variables.
 
     :raises ValueError: if the kernel keeps local values, as those of other draws are not known any more.
     """
@@ -89,14 +76,15 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
         )
     about: dict[str, Any] = {}
 
-    def at(potential, z, mean, rng_key):
+    def evaluate(potential, z, mean, rng_key):
+        potential = centred_potential(potential, draws.centering)
         plates, unravel = potential.plates, unraveler(potential.prototype)
-        seen, size = numbers_of_rows(potential)
+        batch, size = numbers_of_rows(potential)
         whole = size <= ALL_ROWS
-        about.update(size=max(size, 1), rows=size if whole else seen, whole=whole or not plates)
+        about.update(size=max(size, 1), rows=size if whole else batch, whole=whole or not plates)
         key_draws, key_mean = random.split(rng_key)
 
-        def one(z, k):
+        def at_draw(z, k):
             key_rows, key_model = random.split(random.fold_in(key_draws, k))
             if about["whole"]:
                 return raveled(full_gradient(potential, unravel(z), key_model)), jnp.zeros_like(z)
@@ -107,7 +95,7 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
                 return there, jnp.zeros_like(z)
             return there, raveled(gradient(unravel(mean), rows, key_model))
 
-        values, control = at_draws(one, z, jnp.arange(len(z), dtype=jnp.uint32))
+        values, control = at_draws(at_draw, z, jnp.arange(len(z), dtype=jnp.uint32))
         known = jnp.zeros_like(mean)
         if not about["whole"] and not potential.randomised:
             known = raveled(full_gradient(potential, unravel(mean), key_mean))
@@ -117,12 +105,12 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     dtype = jnp.result_type(float)
     z, mean = jnp.asarray(draws.flat, dtype), jnp.asarray(draws.flat.mean(0), dtype)
     try:
-        found = run.compiled(at, (wide_args, wide_kwargs))(z, mean, rng_key)
+        results = run.compiled(evaluate, (wide_args, wide_kwargs))(z, mean, rng_key)
     except TypeError:  # a model may need the dtype, for example for np.unpackbits
         if not widened_names:
             raise
-        found, widened_names = run.compiled(at)(z, mean, rng_key), ()
-    values, control, known = (np.asarray(x, float) for x in found)
+        results, widened_names = run.compiled(evaluate)(z, mean, rng_key), ()
+    values, control, known = (np.asarray(x, float) for x in results)
     away = control - known
     if np.isfinite(away).all() and np.isfinite(values).all():
         centred = away - away.mean(0)
@@ -133,11 +121,29 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
     return Gradients(values.reshape(draws.z.shape), about["rows"], about["whole"], passes, widened_names)
 
 
+def widened(model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any], tuple[str, ...]]:
+    """
+    The arguments, with arrays of 8 or 16 bits replaced by wide ones, and the names of these. A model that computes with
+    narrow data may overflow without an error, as x**2 of an int8 does. Gradients from wide data show the difference.
+    """
+    names = tuple(name for name, leaf in named_leaves(model_args, model_kwargs) if _is_narrow(leaf))
+    wide = jax.tree.map(lambda leaf: _wide(leaf) if _is_narrow(leaf) else leaf, (model_args, dict(model_kwargs)))
+    return *wide, names
+
+
+def _is_narrow(leaf: Any) -> bool:
+    if not isinstance(leaf, (np.ndarray, jax.Array)) or not 0 < leaf.size <= LARGEST:
+        return False
+    number = jnp.issubdtype(leaf.dtype, jnp.integer) or jnp.issubdtype(leaf.dtype, jnp.floating)
+    return bool(number) and leaf.dtype.itemsize < 4
+
+
+def _wide(leaf: Any) -> Any:
+    return leaf.astype(jnp.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
+
+
 def identities(z: np.ndarray, g: np.ndarray) -> Identities:
-    """
-    :param z: draws, shape ``(chains, draws, d)``.
-    :param g: gradients at the draws, of the same shape.
-    """
+    """The identities from draws and gradients there, shape ``(chains, draws, d)``."""
     away = z - z.mean((0, 1))
     sd = np.maximum(away.std((0, 1)), 1e-300)
     d, n = z.shape[-1], z.shape[0] * z.shape[1]
@@ -151,7 +157,8 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
     lost = 1 / effective(z)
     virial, inflation = x * s + lost, x * mixed - 1 + lost
     virial_error, inflation_error = (
-        np.maximum(_error_of_product(x, by, of), np.sqrt(lost)) for by, of in ((s, virial), (mixed, inflation))
+        np.maximum(_error_of_product(x, by, product), np.sqrt(lost))
+        for by, product in ((s, virial), (mixed, inflation))
     )
     return Identities(
         g.mean((0, 1)),

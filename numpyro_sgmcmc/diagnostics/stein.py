@@ -86,8 +86,8 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
     """
     run = Run(mcmc, model_args, model_kwargs, "kernel_stein_discrepancy")
     draws = run.draws(max_draws)
-    found = gradients(run, draws, random.fold_in(run.key, 3)).values
-    z, score = _whitened(draws.z, -found)
+    gradient_values = gradients(run, draws, random.fold_in(run.key, 3)).values
+    z, score = _whitened(draws.z, -gradient_values)
     squared, error, at_least = discrepancy(z, score)
     verdict = graded(squared, CLOSE, FAR) if not squared <= CERTAIN * error + at_least else "ok"
     advice = "the draws are not from the posterior. summary(mcmc, *model_args) shows the cause"
@@ -121,10 +121,8 @@ def _whitened(z: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def discrepancy(z: np.ndarray, score: np.ndarray) -> tuple[float, float, float]:
     """
-    KSD^2 / d, the standard error of its projection, and the size of the remainder.
-
-    :param z: draws, shape ``(chains, draws, d)``.
-    :param score: unbiased estimates of their scores, of the same shape, independent between draws.
+    KSD^2 / d, the standard error of its projection, and the size of the remainder, from draws, shape ``(chains, draws,
+    d)``, and unbiased estimates of their scores that are independent between draws.
     """
     chains, kept, d = z.shape
     n = chains * kept
@@ -145,8 +143,8 @@ def _rows(z: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
     width = float(d)
     product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
-    def of(one):
-        z_i, s_i, i = one
+    def of_draw(draw):
+        z_i, s_i, i = draw
         away = z_i - z
         distance = (away**2).sum(-1)
         q = 1 + distance / width
@@ -155,4 +153,4 @@ def _rows(z: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
         value = jnp.where(jnp.arange(len(z)) == i, 0.0, value)
         return value.sum(), (value**2).sum()
 
-    return lax.map(of, (z, s, jnp.arange(len(z))), batch_size=CHUNK)
+    return lax.map(of_draw, (z, s, jnp.arange(len(z))), batch_size=CHUNK)

@@ -24,20 +24,18 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, last_step, with_changes
 from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
-from numpyro_sgmcmc.diagnostics.table import Table, plain
+from numpyro_sgmcmc.diagnostics.table import Table
+from numpyro_sgmcmc.diagnostics.table_pictures import halving_picture
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
+from numpyro_sgmcmc.utils.wording import plain
 
 TOLERANCE = {"mean": (0.1, 0.3), "sd": (0.05, 0.15)}  # in sds: doubtful, wrong
 UNCERTAIN = 0.1  # a larger standard error of the bias is too large for a verdict
-
-
-class Halved(Table):
-    """The result of :func:`step_halving`."""
 
 
 def step_halving(
@@ -48,7 +46,7 @@ def step_halving(
     num_samples: int | None = None,
     num_warmup: int | None = None,
     **model_kwargs: Any,
-) -> Halved:
+) -> Table:
     r"""
     Estimates the bias from the step size or the minibatches, by continuing the chains at h, and at h / 2 with twice the
     steps per draw.
@@ -120,7 +118,7 @@ def step_halving(
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
         note += f" The step size changes during the run; this is the bias at its last value, {plain(last_step(run))}."
-    return Halved(f"The change by {what}", lines, note)
+    return Table(f"The change by {what}", lines, note, picture=halving_picture)
 
 
 def order(kernel: SGMCMC, minibatched: bool) -> int:
@@ -148,8 +146,7 @@ def _check_batches(plates: Any, gradient: Any) -> None:
 
 def _share_of_noise(plates: Any) -> float:
     """
-    The variance of the noise of n rows, over its reduction by 2 n rows; with several plates, for the one with the
-    smallest share of rows in a batch.
+    The variance of the noise of n rows, over its reduction by 2 n, for the plate with the smallest share in a batch.
     """
     share = min(plate.batch_size / plate.size for plate in plates.values())
     return 2 * (1 - share)
@@ -157,29 +154,29 @@ def _share_of_noise(plates: Any) -> float:
 
 def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, Line]:
     sd = np.maximum(fine.std((0, 1)), 1e-300)
-    found = {}
-    for name, of in (("mean", lambda z: z), ("sd", _widths)):
-        first, second = (of(z) for z in (coarse, fine))
+    changes = {}
+    for name, series in (("mean", lambda z: z), ("sd", _widths)):
+        first, second = (series(z) for z in (coarse, fine))
         change = second.mean((0, 1)) - first.mean((0, 1))
         error = np.hypot(standard_error(first), standard_error(second))
         with np.errstate(divide="ignore", invalid="ignore"):
             weight = np.nan_to_num(np.maximum(0, 1 - (error / change) ** 2))
-        found[name] = first.mean((0, 1)), change, error, first.mean((0, 1)) + factor * weight * change
+        changes[name] = first.mean((0, 1)), change, error, first.mean((0, 1)) + factor * weight * change
     limit = bound(2 * len(names), len(coarse), np.minimum(effective(coarse), effective(fine)))
     lines = {}
     for site in shapes:
-        at = np.flatnonzero(sites == site)
+        own = np.flatnonzero(sites == site)
         details: dict[str, Any] = {}
         worst = ("ok", 0.0, "", 0.0, 0.0)
-        for name, (mean, change, error, extrapolated) in found.items():
+        for name, (mean, change, error, extrapolated) in changes.items():
             shaped = {
                 name: mean,
                 f"{name}_change": change / sd,
                 f"{name}_error": error / sd,
                 f"extrapolated_{name}": extrapolated,
             }
-            details |= {key: value[at].reshape(shapes[site]) for key, value in shaped.items()}
-            for j in at:
+            details |= {key: value[own].reshape(shapes[site]) for key, value in shaped.items()}
+            for j in own:
                 bias, uncertain = abs(factor * change[j] / sd[j]), factor * error[j] / sd[j]
                 certain = abs(change[j]) > limit[j] * error[j] or not math.isfinite(bias)
                 verdict = graded(bias, *TOLERANCE[name]) if certain else "ok" if uncertain <= UNCERTAIN else "doubtful"

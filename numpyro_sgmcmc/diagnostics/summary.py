@@ -31,15 +31,19 @@ from numpyro_sgmcmc.diagnostics.checks_with_data import (
 from numpyro_sgmcmc.diagnostics.local_checks import local_lines
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
-from numpyro_sgmcmc.diagnostics.run_facts import run_facts
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
+from numpyro_sgmcmc.diagnostics.table_pictures import summary_picture
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
+from numpyro_sgmcmc.types import Thermostatted
 from numpyro_sgmcmc.utils.monte_carlo import r_hat
+from numpyro_sgmcmc.utils.wording import plain
 
 NUMBERS = 2**25  # maximal number of coordinates times draws that are used
 FEWEST = 400  # number of draws that are used for any number of coordinates
+NO_POWER = Line(None, "not known without the data", title="power")
 
 
 def summary(
@@ -60,8 +64,8 @@ def summary(
     :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
     :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
-        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or without the data ``"unchecked"`` if the run is
-        too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
+        ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or ``"unchecked"`` if nothing is wrong, but the run
+        is too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and
         ``.all()`` is the whole table; ``.by_site`` has the identities, the temperature and the predicted inflations of
         each site, for its worst coordinate; ``.plot()`` is a picture of the errors by site.
     :raises TypeError: if it is not an MCMC with a kernel of this package.
@@ -99,7 +103,7 @@ def summary(
     with_data = run.has_data and not run.keeps_local_values
     draws = run.draws(min(max_draws, max(FEWEST, NUMBERS // run.coordinates))) if with_data else run.values()
     kept = _kept(run, draws)
-    lines = run_facts(run, seconds) | CHECKS.lines(kept)
+    lines = _facts(run, seconds) | CHECKS.lines(kept)
     if not with_data:
         if run.has_data:
             lines |= local_lines(run, None, run.key)
@@ -109,16 +113,54 @@ def summary(
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
         note = f"These lines do not detect every bias. {more}"
-        lines["power"] = _power(kept)
-        return Summary("Verdict", lines, note, checked=_is_checked(run, kept))
+        lines["power"] = _power(kept, kept.verdict) if run.checks_draws else NO_POWER
+        checked = not run.checks_draws or kept.verdict.after(kept.of_warm_up) != "unchecked"
+        return Summary("Verdict", lines, note, checked=checked, picture=summary_picture)
     key_scores, key_pairs, key_local = random.split(run.key, 3)
-    found = gradients(run, draws, key_scores)
-    normal = np.isfinite(found.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
-    data = WithData(run, draws, found, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
-    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data) | power(data)
+    sampled = run.as_sampled(draws)
+    scores = gradients(run, sampled, key_scores)
+    normal = np.isfinite(scores.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
+    data = WithData(run, sampled, scores, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
+    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data)
+    verdict = kept.verdict._replace(power=kept.verdict.power.or_by(power(data)))
+    lines["power"] = _power(kept, verdict)
     if normal:
         lines |= local_lines(run, draws, key_local)
-    return Summary("Verdict", lines, by_site=numbers_by_site(lines))
+    checked = verdict.after(kept.of_warm_up) != "unchecked"
+    return Summary("Verdict", lines, by_site=numbers_by_site(lines), checked=checked, picture=summary_picture)
+
+
+def _facts(run: Run, seconds: float | None) -> dict[str, Line]:
+    """Lines that are not checked: the size and the cost of the run, and what its thermostat has balanced."""
+    kernel, chains, kept, steps = run.kernel, run.mcmc.num_chains, run.draws_of_a_chain, float(run.steps.max())
+    lines = {
+        "draws": Line(chains * kept, f"{chains} x {kept}"),
+        "steps": Line(steps, plain(steps), title="steps of a chain, warm-up included"),
+    }
+    each = getattr(kernel.integrator, "gradients_per_step", 1)
+    evaluations = each * steps * chains * len(getattr(run.sampler, "temperatures", [1.0]))
+    if run.knows_data:
+        batch, size = run.rows
+        twice = 2 if hasattr(kernel.chain_for(run.potential).gradient, "anchor") else 1
+        passes = evaluations * twice * (batch / size if size else 1.0)
+        lines["passes"] = Line(passes, plain(passes), title="passes over the data, by the steps")
+    shown, details = plain(evaluations), {}
+    if seconds is not None:
+        details["per_second"] = evaluations / seconds
+        shown += f", in {plain(seconds)} s: {plain(evaluations / seconds)} a second"
+    lines["gradient_evaluations"] = Line(evaluations, shown, details=details, title="gradient evaluations")
+    if isinstance(kernel.dynamics, Thermostatted):
+        lines["thermostat"] = _thermostat(run)
+    return lines
+
+
+def _thermostat(run: Run) -> Line:
+    """Mean thermostat minus D: the effect of the gradient noise that it balances, h s^2 / 2."""
+    kept: Any = run.fields.get("thermostat", run.state.thermostat)
+    leaves = [np.asarray(leaf, float).ravel() for leaf in (kept.values() if isinstance(kept, dict) else [kept])]
+    balanced = float(np.concatenate(leaves).mean()) - run.kernel.dynamics.noise
+    shown = plain(balanced) + ", of the last state" * ("thermostat" not in run.fields)
+    return Line(balanced, shown, title="thermostat minus D: the noise that it balances")
 
 
 def _kept(run: Run, draws: Draws) -> Kept:
@@ -127,13 +169,7 @@ def _kept(run: Run, draws: Draws) -> Kept:
         return Kept(run.monitor, run.state.averages, limit, r_hat(draws.z), draws.z, draws.names)
 
 
-def _power(kept: Kept) -> Line:
-    """A line without a check: the errors that the identities during the run would have shown."""
-    numbers, draws = kept.verdict.numbers, kept.monitor.step_size.shape[1]
-    shown = kept.verdict.power(draws) if kept.verdict.verdict else "not known, as there are no gradients at the draws"
-    return Line(numbers.least_shift, shown, details={"inflation": numbers.least_inflation}, title="power")
-
-
-def _is_checked(run: Run, kept: Kept) -> bool:
-    """Whether draws or warm-up decide about a run whose draws are checked."""
-    return run.state.scores == () or kept.verdict.decides or (any(kept.scores) and not kept.verdict.is_blind)
+def _power(kept: Kept, verdict: RunVerdict) -> Line:
+    """A line without a check: the errors that would have been found."""
+    shown = verdict.power.words(kept.of_warm_up == "right", kept.monitor.step_size.shape[1])
+    return Line(verdict.power.shift, shown, details={"inflation": verdict.power.inflation}, title="power")

@@ -1,8 +1,7 @@
 """Tables of verdicts: text in a terminal, HTML in a notebook, a mapping for programs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
-from importlib import import_module
 import textwrap
 from typing import Any
 
@@ -34,6 +33,7 @@ class Table(Mapping):
     :param note: text after the table.
     :param by_site: site -> a dict of numbers, with a ``verdict``.
     :param bool checked: False if the run is too short for a verdict on what seems right.
+    :param picture: what :meth:`plot` calls with this table, axes and options; None: there is no picture.
     """
 
     def __init__(
@@ -43,15 +43,16 @@ class Table(Mapping):
         note: str = "",
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
         checked: bool = True,
+        picture: Callable | None = None,
     ):
-        self.title, self.lines, self.note, self.checked = title, dict(lines), note, checked
+        self.title, self.lines, self.note, self.checked, self.picture = title, dict(lines), note, checked, picture
         self.by_site = {site: dict(numbers) for site, numbers in (by_site or {}).items()}
 
     @property
     def verdict(self) -> str:
         """The verdict of the worst line."""
-        found = worst(*(line.verdict for line in self.lines.values()))
-        return WORDS[found] if self.checked or found != "ok" else "unchecked"
+        worst_verdict = worst(*(line.verdict for line in self.lines.values()))
+        return WORDS[worst_verdict] if self.checked or worst_verdict != "ok" else "unchecked"
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         line = self.lines[key]
@@ -112,8 +113,12 @@ class Table(Mapping):
         :raises ImportError: if Matplotlib is not installed.
         :raises ValueError: if there is no picture of this table.
         """
-        # a picture needs other modules of this folder, which import this one
-        return import_module("numpyro_sgmcmc.diagnostics.pictures").picture_of(self, ax, **options)
+        if self.picture is None:
+            raise ValueError(
+                f"there is no picture of {self.title!r}. Those of summary, step_halving, couple and compare can be "
+                "drawn."
+            )
+        return self.picture(self, ax, **options)
 
     def _repr_html_(self) -> str:
         return self._title + self._body
@@ -138,9 +143,9 @@ class Summary(Table):
     """
 
     def __str__(self) -> str:
-        told = [f"{verdict}: {text}" for verdict, text in self._doubts]
+        doubts = [f"{verdict}: {text}" for verdict, text in self._doubts]
         rest = [*_aligned(self._in_short), _wrapped(self.note), "print(summary(...).all()) shows all lines."]
-        return "\n".join([f"{self.title}: {self.verdict}", *map(_wrapped, told), *(line for line in rest if line)])
+        return "\n".join([f"{self.title}: {self.verdict}", *map(_wrapped, doubts), *(line for line in rest if line)])
 
     def _repr_html_(self) -> str:
         shown = self._title + (html.table(self._doubts) if self._doubts else "") + html.table(self._in_short)
@@ -149,12 +154,12 @@ class Summary(Table):
     @property
     def _doubts(self) -> list[tuple[str, str]]:
         """Verdict and text of the lines that are not ok, the worst first, and each remedy once."""
-        doubts, told = [], set()
+        doubts, remedies = [], set()
         failed = [(key, line) for key, line in self.lines.items() if line.failed]
         for key, line in sorted(failed, key=lambda item: -ORDER.index(item[1].verdict)):
-            text = line.advice if line.remedy not in told else f"{line.seen}."
+            text = line.advice if line.remedy not in remedies else f"{line.seen}."
             doubts.append((line.verdict, f"{line.title or key}: {text}"))
-            told.add(line.remedy)
+            remedies.add(line.remedy)
         return doubts
 
     @property
@@ -173,8 +178,3 @@ def _wrapped(text: str) -> str:
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
-def plain(x: float) -> str:
-    """The number with three digits, and without an exponent if it has at most seven before its point."""
-    return f"{float(f'{x:.3g}'):,.0f}" if 1000 <= x < 1e7 else f"{x:.3g}"

@@ -82,16 +82,16 @@ def to_arviz(
     import arviz as az  # importing it takes longer than NumPyro and JAX together, so only where it is needed
 
     try:
-        found = summary(mcmc, *model_args, **model_kwargs)
+        checks = summary(mcmc, *model_args, **model_kwargs)
     except TooFewDraws:  # save them with the verdicts on the fields collected during the run
-        found = summary(mcmc)
+        checks = summary(mcmc)
     idata = az.from_numpyro(run.with_arguments(), log_likelihood=False)
     attributes = {
         "settings": json.dumps(_settings(run)),
         "versions": json.dumps({name: version(name) for name in PACKAGES}),
-        "verdict": found.verdict,
-        "lines": json.dumps({key: line.shown for key, line in found.lines.items()}),
-        "verdicts": json.dumps({key: line.verdict for key, line in found.lines.items() if line.verdict}),
+        "verdict": checks.verdict,
+        "lines": json.dumps({key: line.shown for key, line in checks.lines.items()}),
+        "verdicts": json.dumps({key: line.verdict for key, line in checks.lines.items() if line.verdict}),
     }
     if correction is not None:
         if not hasattr(correction, "done"):
@@ -118,8 +118,8 @@ def to_arviz(
 def _dataset(idata: Any, group: str) -> Any:
     import xarray as xr
 
-    found = getattr(idata, group)
-    return (found if isinstance(found, xr.Dataset) else found.to_dataset()).copy()
+    dataset = getattr(idata, group)
+    return (dataset if isinstance(dataset, xr.Dataset) else dataset.to_dataset()).copy()
 
 
 def _replace(idata: Any, group: str, dataset: Any) -> None:
@@ -150,7 +150,7 @@ def _statistics(mcmc: MCMC) -> dict[str, Any]:
 
 def _settings(run: Run) -> dict[str, Any]:
     mcmc, kernel = run.mcmc, run.kernel
-    found = {
+    saved: dict[str, Any] = {
         "kernel": type(kernel).__name__,
         "dynamics": _options(kernel.dynamics),
         "integrator": getattr(kernel.integrator, "word", type(kernel.integrator).__name__),
@@ -165,12 +165,12 @@ def _settings(run: Run) -> dict[str, Any]:
         "thinning": mcmc.thinning,
     }
     if hasattr(run.sampler, "temperatures"):
-        found["temperatures"] = list(run.sampler.temperatures)
+        saved["temperatures"] = list(run.sampler.temperatures)
     if run.warm_up is not None:
         tuned = settings(mcmc)
         for name in ("steps_per_sample", "gradient_noise", "predicted_inflation", "passes", "scores"):
-            found[name] = jax.tree.map(lambda x: np.asarray(x).tolist(), tuned[name])
-    return found
+            saved[name] = jax.tree.map(lambda x: np.asarray(x).tolist(), tuned[name])
+    return saved
 
 
 def _options(part: Any) -> dict[str, Any]:

@@ -111,13 +111,13 @@ def _quantile(x: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
     """Linear interpolation between sorted draws, each at the middle of its weight; ``np.quantile`` if all are equal."""
     columns = x.reshape(len(x), -1)
     order = np.argsort(columns, axis=0, kind="stable")
-    found = []
+    quantiles = []
     for column, index in zip(columns.T, order.T):
         sorted_w = w[index]
         place = np.cumsum(sorted_w) - 0.5 * sorted_w
         place = (place - place[0]) / max(place[-1] - place[0], np.finfo(float).tiny)
-        found.append(np.interp(q, place, column[index]))
-    return np.reshape(found, x.shape[1:])
+        quantiles.append(np.interp(q, place, column[index]))
+    return np.reshape(quantiles, x.shape[1:])
 
 
 def resample(mcmc: MCMC, rng_key: jax.Array, num_samples: int | None = None) -> dict[str, jax.Array]:

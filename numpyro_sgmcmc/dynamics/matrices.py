@@ -80,9 +80,7 @@ class Layout:
         return name + (f"[{', '.join(str(int(k)) for k in index)}]" if shape else "")
 
     def place(self, what: str, name: Any) -> slice:
-        """
-        :raises ValueError: if there is no variable with this name.
-        """
+        """Raises a ValueError if there is no variable with this name."""
         if name not in self.places:
             known = ", ".join(repr(place) for place, s in self.places.items() if s.stop > s.start)
             raise ValueError(f"{what} has a block for {name!r}; the variables are {known}.")
@@ -109,9 +107,9 @@ class Matrix:
         for key, entry in given.items():
             names = key if isinstance(key, tuple) else (key, key)
             places = [everything if value is entry else layout.place(what, name) for name in names]
-            of = what if value is entry else f"{what}[{key!r}]"
+            name = what if value is entry else f"{what}[{key!r}]"
             rows, columns = places
-            block = Block(rows, columns, _checked_block(of, entry, rows, columns, layout))
+            block = Block(rows, columns, _checked_block(name, entry, rows, columns, layout))
             self.blocks.append(block)
             if rows != columns:
                 self.blocks.append(Block(columns, rows, sign * block.value.T))

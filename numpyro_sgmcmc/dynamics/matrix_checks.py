@@ -14,29 +14,26 @@ def check_matrix(what: str, value: np.ndarray, layout: Layout) -> None:
     :raises ValueError: if an entry is wrong; the message names the first one.
     """
     if not np.isfinite(value).all():
-        at = np.argwhere(~np.isfinite(value))[0]
+        index = np.argwhere(~np.isfinite(value))[0]
         raise ValueError(
-            f"{what} is not finite at the start of the chain: {_entry(layout, value, *at)} is {value[*at]}."
+            f"{what} is not finite at the start of the chain: {_entry(layout, value, *index)} is {value[*index]}."
         )
     sign, kind = (1, "symmetric") if what == "D" else (-1, "skew")
     mirror = value.T if what == "D" else -value.T
     wrong = np.abs(value - mirror) > TOLERANCE * max(np.abs(value).max(), np.finfo(float).tiny)
     if wrong.any():
-        at = np.argwhere(wrong)[0]
+        index = np.argwhere(wrong)[0]
         mirrored = f"{what}[j, i] = {'-' if sign < 0 else ''}{what}[i, j]"
         raise ValueError(
-            f"{what} is not {kind} at the start of the chain: {_entry(layout, value, *at)} is {value[*at]:.6g}, "
-            f"its mirror image {value.T[*at]:.6g}. The recipe leaves exp(-H) invariant only if {mirrored}."
+            f"{what} is not {kind} at the start of the chain: {_entry(layout, value, *index)} is {value[*index]:.6g}, "
+            f"its mirror image {value.T[*index]:.6g}. The recipe leaves exp(-H) invariant only if {mirrored}."
         )
     if what == "D":
         _check_positive(value, layout, "D is not positive semi-definite at the start of the chain", "")
 
 
 def check_noise(value: np.ndarray, layout: Layout) -> None:
-    """
-    :param value: 2 D h - B h^2, shape ``(n, n)`` or its diagonal.
-    :raises ValueError: if more noise is to be subtracted than is injected.
-    """
+    """Raises a ValueError if more noise is to be subtracted than is injected: 2 D h - B h^2 is negative."""
     _check_positive(
         value,
         layout,

@@ -71,8 +71,8 @@ class Fisher:
         scale = plate.size / rows[name].shape[0]
 
         def metric(z):
-            one = lambda z, row: potential.per_row(z, {name: row[None]})[0]  # noqa: E731
-            gradients = jax.vmap(jax.grad(one), (None, 0))(z, rows[name])
+            energy = lambda z, row: potential.per_row(z, {name: row[None]})[0]  # noqa: E731
+            gradients = jax.vmap(jax.grad(energy), (None, 0))(z, rows[name])
             return jax.tree.map(lambda g: 1 / (self.prior + scale * (g * g).sum(0)), gradients)
 
         return metric
@@ -140,11 +140,7 @@ class OfPosition:
 
 
 def plain(value: Any, phase: Phase) -> jax.Array:
-    """
-    A metric as a scalar, a diagonal or a matrix over the raveled z.
-
-    :raises ValueError: if it is none of these.
-    """
+    """A metric as a scalar, a diagonal or a matrix over the raveled z. Raises a ValueError if it is none of these."""
     layout = Layout(Phase(phase.z))
     matrix = Matrix("metric", value, layout)
     if matrix.map is not None:

@@ -48,10 +48,6 @@ class Overdamped(Dynamics):
     def largest_step(self, curvature: Any) -> Any:
         return 0.04 / curvature  # adds h / 2 to the relative variance
 
-    def init(self, z: Any, noise: Any) -> Phase:
-        del noise
-        return Phase(z)
-
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z (no ``skew``): h M^-1 s^2 / 2."""
         del phase

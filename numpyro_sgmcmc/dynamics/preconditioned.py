@@ -37,15 +37,9 @@ STILL = 1e-20  # M^-1 before the first gradient
 
 
 class Preconditioner(NamedTuple):
-    """
-    - **inverse_mass** - M^-1, a dict like ``z``.
-    - **square** - V, a dict like ``z``.
-    - **share** - the weight of the next gradient in V, of shape ``()``; 0 from the middle of the warm-up on.
-    """
-
-    inverse_mass: Any
-    square: Any
-    share: jax.Array
+    inverse_mass: Any  # M^-1, a dict like z
+    square: Any  # V, a dict like z
+    share: jax.Array  # the weight of the next gradient in V, of shape (); 0 from the middle of the warm-up on
 
 
 def _letter(name: str) -> Callable[..., Phase]:
@@ -60,17 +54,11 @@ def _letter(name: str) -> Callable[..., Phase]:
 
 @dataclass(frozen=True)
 class Preconditioned(Dynamics):
-    """
-    A dynamics whose mass is estimated in the warm-up.
+    """A dynamics whose mass is estimated in the warm-up."""
 
-    :param base: overdamped or underdamped dynamics, which defines the letters and words.
-    :param float memory: beta; V averages over about 1 / (1 - beta) steps.
-    :param float damping: lambda, in the units of a gradient of U.
-    """
-
-    base: Any
-    memory: float = 0.99
-    damping: float = 1e-5
+    base: Any  # overdamped or underdamped dynamics, which defines the letters and words
+    memory: float = 0.99  # beta; V averages over about 1 / (1 - beta) steps
+    damping: float = 1e-5  # lambda, in the units of a gradient of U
 
     A, B, E, F, G, N, O = map(_letter, "ABEFGNO")  # noqa: E741
 
@@ -141,9 +129,7 @@ STEP_SIZE_IS_GIVEN = (
 
 
 def preconditioned(base: Any, memory: float, damping: float) -> Preconditioned:
-    """
-    :raises ValueError: if an argument is wrong; the message names it.
-    """
+    """Raises a ValueError if an argument is wrong; the message names it."""
     if not (isinstance(memory, (int, float)) and 0 <= memory < 1):
         raise ValueError(f"memory={memory!r} must be a number in [0, 1): 0.99 averages over 100 steps.")
     if not (isinstance(damping, (int, float)) and math.isfinite(damping) and damping > 0):

@@ -29,6 +29,7 @@ long as 2 D h - B h^2 is positive semi-definite.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partialmethod
 import math
 from typing import Any
 
@@ -201,19 +202,7 @@ class Recipe(Dynamics):
 
     # -- the step -------------------------------------------------------------------------------------------------
 
-    def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, Phase._fields)
-
-    def A(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, ("z",))
-
-    def P(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, ("momentum",))
-
-    def X(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        return self._moved(phase, h, gradient, noise, ("auxiliary",))
-
-    def _moved(self, phase, h, gradient, noise, parts):
+    def _moved(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any, *, parts: tuple[str, ...]) -> Phase:
         layout = Layout(phase)
         n = layout.ravel(Phase(noise) if self._parts == "A" else Phase(noise[1], noise[0], (), noise[2]))
         x, h = layout.ravel(phase), jnp.asarray(h, n.dtype)
@@ -224,6 +213,11 @@ class Recipe(Dynamics):
             step = step + self._covariance(phase, layout, h).factor(n)
         moved = layout.unravel(x + step, phase)
         return phase._replace(**{part: getattr(moved, part) for part in parts})
+
+    E = partialmethod(_moved, parts=Phase._fields)
+    A = partialmethod(_moved, parts=("z",))
+    P = partialmethod(_moved, parts=("momentum",))
+    X = partialmethod(_moved, parts=("auxiliary",))
 
     def drift(self, phase: Phase, gradient: Any, signs: jax.Array) -> Phase:
         """
@@ -236,24 +230,24 @@ class Recipe(Dynamics):
         slope = layout.ravel(self._slope(phase))
         slope = slope.at[layout.z].add(layout.ravel(Phase(gradient))) if self.kinetic else layout.ravel(Phase(gradient))
         x, drift = layout.ravel(phase), jnp.zeros_like(slope)
-        for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
-            if of is None:
+        for what, value, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
+            if value is None:
                 continue
-            matrix = self._matrix(what, of, phase, layout, sign)
+            matrix = self._matrix(what, value, phase, layout, sign)
             product = matrix.times(slope)
             if sign < 0:
                 heat, size = slope @ product, jnp.linalg.norm(slope) * jnp.linalg.norm(product)
                 product = jnp.where(jnp.abs(heat) > _tolerance(x) * size, jnp.nan, product)  # not skew
             drift = drift - product
-            if callable(of):
-                at = lambda x, what=what, of=of, sign=sign: self._matrix(  # noqa: E731
-                    what, of, layout.unravel(x, phase), layout, sign
+            if callable(value):
+                matrix_at = lambda x, what=what, value=value, sign=sign: self._matrix(  # noqa: E731
+                    what, value, layout.unravel(x, phase), layout, sign
                 )
-                drift = drift + divergence(at, x, signs, self.exact)
+                drift = drift + divergence(matrix_at, x, signs, self.exact)
         return layout.unravel(drift, phase)
 
-    def _matrix(self, what, of, phase, layout, sign):
-        value = of(phase) if callable(of) else of
+    def _matrix(self, what, given, phase, layout, sign):
+        value = given(phase) if callable(given) else given
         matrix = Matrix(what, value, layout, sign)
         if what == "D" and matrix.map is not None and matrix.map.factor is None:
             raise ValueError("D is a LinearMap without a factor=. Its noise needs one: v -> F v with F F' = D.")
@@ -286,9 +280,9 @@ class Recipe(Dynamics):
     def report(self, phase: Phase, h: jax.Array) -> Any:
         layout = Layout(phase)
         report = {} if self.D is None else {"noise": self._covariance(phase, layout, h).shown()}
-        for what, of, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
-            if of is not None:
-                report[what] = self._matrix(what, of, phase, layout, sign).shown()
+        for what, value, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
+            if value is not None:
+                report[what] = self._matrix(what, value, phase, layout, sign).shown()
         return report
 
     def check(self, report: Any, phase: Phase) -> None:

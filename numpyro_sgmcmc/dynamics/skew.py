@@ -58,9 +58,7 @@ class Skew:
         return unravel((vectors @ (phases * (vectors.conj().T @ flat))).real)
 
     def check(self, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-        """
-        :raises ValueError: if the model has another number of coordinates.
-        """
+        """Raises a ValueError if the model has another number of coordinates."""
         d = sum(site.size for site in prototype.values())
         if len(self.matrix) != d:
             raise ValueError(
@@ -70,11 +68,7 @@ class Skew:
 
 
 def checked_skew(matrix: Any, inverse_mass: Any, step_size: Any) -> Skew | None:
-    """
-    The ``skew`` argument of a kernel.
-
-    :raises ValueError: for a matrix that is not skew-symmetric, or other arguments that do not allow a ``skew``.
-    """
+    """The ``skew`` argument of a kernel. Raises a ValueError for a matrix or other arguments that do not allow it."""
     if matrix is None:
         return None
     if step_size is None:

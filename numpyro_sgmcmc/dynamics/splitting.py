@@ -186,11 +186,7 @@ def _stands_in(word: str, part: str) -> bool:
 
 
 def named(integrator: str | Splitting, dynamics: Dynamics) -> Splitting:
-    """
-    The integrator for a name (``"euler"``, ``"ssi"``) or a word, after a check.
-
-    :raises ValueError: for an unknown name, or a word that does not fit.
-    """
+    """The integrator for a name (``"euler"``, ``"ssi"``) or a word. Raises a ValueError if it does not fit."""
     if isinstance(integrator, Splitting):
         integrator = integrator.word
     if not isinstance(integrator, str) or not integrator:

@@ -22,7 +22,8 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.engine.metropolis import passes, work
-from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, derive_key, next_key
+from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, derive_key
+from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.schedules import schedule_index
@@ -47,22 +48,15 @@ from numpyro_sgmcmc.utils import noise, trees
 
 @dataclass(frozen=True)
 class Chain:
-    """
-    :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: the dynamics chooses the start.
-    :param steps_per_sample: integrator steps per transition. None: the number that the warm-up chooses.
-    :param centering: the given centring by site, False: all as written, or None.
-    :param bool checked: whether the draws are checked, see :mod:`~numpyro_sgmcmc.engine.run_check`.
-    """
-
     dynamics: Dynamics
     integrator: Integrator
     gradient: GradientEstimator
     rows: RowScheme
     schedule: Schedule
-    init_strategy: Any = None
-    steps_per_sample: int | None = 1
-    centering: Any = None
-    checked: bool = False
+    init_strategy: Any = None  # as for NUTS. None: the dynamics chooses the start
+    steps_per_sample: int | None = 1  # integrator steps per transition. None: the number that the warm-up chooses
+    centering: Any = None  # the given centring by site, False: all as written, or None
+    checked: bool = False  # whether the draws are checked, see run_check
 
     tuned: ClassVar[bool] = False  # whether the warm-up chooses the settings
     batch_size: ClassVar[Any] = None  # the one that is used if none is given
@@ -72,11 +66,7 @@ class Chain:
     def start(
         self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 0
     ) -> Sites:
-        """
-        The position given by ``init_params`` and ``init_strategy``.
-
-        :param int chains: number of chains that start together; 0: the start is for a check alone.
-        """
+        """The position by ``init_params`` and ``init_strategy``; ``chains`` is 0 if it is for a check alone."""
         z = potential.initial(rng_key, rows, self.init_strategy)
         return z if init_params is None else with_given(z, init_params)
 
@@ -120,7 +110,7 @@ class Chain:
 
     def begin(self, state: SGMCMCState, fingerprint: int) -> SGMCMCState:
         """The state at the start of a transition, with the key of its steps."""
-        marks = RarelyChanging.of(state.marks)
+        marks = RarelyChanging.unpacked(state.marks)
         changed = (marks.fingerprint != fingerprint) & (marks.fingerprint != 0) & (fingerprint != 0)
         return state._replace(
             i=jnp.asarray(state.i, jnp.uint32),
@@ -131,16 +121,12 @@ class Chain:
         )
 
     def step(self, potential: ModelPotential, state: SGMCMCState, read: tuple[jax.Array, ...] = ()) -> SGMCMCState:
-        """
-        One step of the integrator. If it is refused, the counter and the rows still advance.
-
-        :param read: the step's rows, from each source that is read ahead.
-        """
+        """One step of the integrator. If it is refused, the counter and the rows still advance."""
         # even numbers for the noise, odd ones for the model: a split would be computed even if the model needs no key
         key_noise = random.fold_in(state.rng_key, 2 * state.i)
         key_model = random.fold_in(state.rng_key, 2 * state.i + 1)
         rows, rows_state = next_rows(self.rows, state.rows_state, potential.plates, state.settings.contiguous)
-        marks = RarelyChanging.of(state.marks)
+        marks = RarelyChanging.unpacked(state.marks)
         position = self.position(potential, state)
         h = self.step_size(state)
         key_begin = random.fold_in(key_model, 2**32 - 1)  # differs from every key of a split
@@ -149,15 +135,15 @@ class Chain:
         def gradient_fn(z: Sites) -> Evaluation:
             return self.evaluate(potential, z, rows, gradient_state, key_model, read)
 
-        old, at = state.phase, gradient_in_x(gradient_fn, state.settings.coordinates, potential.prototype)
+        old, gradient_at = state.phase, gradient_in_x(gradient_fn, state.settings.coordinates, potential.prototype)
         if isinstance(self.dynamics, Adaptive):
             old = self.dynamics.adapt(old, state.i, marks.num_warmup)
         noise_free = self._noise_free(state.i, marks.wraps)
         metropolis = self.passes_a_test(potential)
         integrator: Any = self.integrator
         step = integrator.observed_step if metropolis else integrator.step
-        of = self.dynamics, old, state.gradient, h, at, key_noise
-        new, gradient, evaluations, *around_noise = step(*of, **noise_free)
+        arguments = self.dynamics, old, state.gradient, h, gradient_at, key_noise
+        new, gradient, evaluations, *around_noise = step(*arguments, **noise_free)
         last = evaluations[-1]  # every word evaluates at least once: the position has moved since the previous step
         # outside a hard support the energy is infinite, but its gradient may be finite
         finite = trees.all_finite((new, [evaluation.energy for evaluation in evaluations]))
@@ -171,7 +157,7 @@ class Chain:
         taken, new = self.with_falls(taken, finite & ~accepted, old, new, gradient)
         phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite)))
         i = state.i + 1
-        return state.at(
+        return state.with_phase(
             phase,
             i=i,
             marks=state.marks.at[0].add(i == 0),
@@ -186,21 +172,13 @@ class Chain:
         )
 
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
-        """
-        Whether a step is not refused.
-
-        :param finite: whether it has ended in finite values.
-        """
+        """Whether a step is not refused. ``finite``: whether it has ended in finite values."""
         return finite
 
     def with_falls(
         self, taken: jax.Array, impossible: jax.Array, old: Phase, new: Phase, gradient: Any
     ) -> tuple[jax.Array, Phase]:
-        """
-        Whether the new phase is taken, and that phase.
-
-        :param impossible: whether it is finite, but would be refused.
-        """
+        """Whether the new phase is taken, and that phase. An ``impossible`` one is finite, but would be refused."""
         return taken, new
 
     def passes_a_test(self, potential: ModelPotential) -> bool:
@@ -228,23 +206,23 @@ class Chain:
         checked there, which needs no data, so that no draw lies outside the support. If it is not finite, the chain
         goes back by one step if that position is known, otherwise to the start of the transition.
         """
-        potential = usual.centred(state.settings.centering)
+        potential = centred_potential(usual, state.settings.centering)
         if not self.integrator.evaluates_end:
             key = derive_key(before.rng_key, Stream.DRAW)
             inside = jnp.isfinite(potential.prior(self.position(potential, state), key))
             start = state if self.integrator.evaluates_start else before
             phase = trees.where(inside, state.phase, self._back(start))
-            state = state.at(
+            state = state.with_phase(
                 phase,
                 diverging=state.diverging | ~inside,
                 refused=jnp.where(inside, state.refused, jnp.maximum(state.refused, before.refused) + 1),
             )
         temperature = self.dynamics.temperature(state.phase)
         if not isinstance(temperature, tuple):
-            for noise_free in self._noise_free(state.i - 1, RarelyChanging.of(state.marks).wraps).values():
+            for noise_free in self._noise_free(state.i - 1, RarelyChanging.unpacked(state.marks).wraps).values():
                 temperature = jnp.where(noise_free, jnp.nan, temperature)
         z = potential.in_variables_of(usual, self.position(potential, state))
-        return state._replace(z=z, temperature=temperature, rng_key=next_key(before.rng_key))
+        return state._replace(z=z, temperature=temperature, rng_key=derive_key(before.rng_key, Stream.NEXT))
 
     def _back(self, state: SGMCMCState) -> Phase:
         """The phase after a refusal: the last position of finite energy, and the momentum reversed."""
@@ -257,10 +235,8 @@ class Chain:
         self, potential: ModelPotential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array, read: tuple = ()
     ) -> Evaluation:
         """
-        The estimator's gradient at ``z`` from rows drawn by this chain's scheme. Each device looks up its own share of
-        them, and they are weighted if the shares are unequal.
-
-        :param read: the data of these rows that have already been read, from each source on disk.
+        The estimator's gradient at ``z`` from rows of this chain's scheme, whose data on disk have been ``read``. Each
+        device looks up its own share, weighted if the shares are unequal.
         """
         potential = potential.using_rows(rows, read, row_weights(self.rows, potential.plates))
         return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)
@@ -268,15 +244,15 @@ class Chain:
     def refresh(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
         """Recomputes what depends on the values that the potential is conditioned on."""
         key_state, key = random.split(random.fold_in(derive_key(state.rng_key, Stream.REFRESH), state.i))
-        centred = potential.centred(state.settings.centering)
-        state = state._replace(gradient_state=self.gradient.refresh(centred, state.gradient_state, key_state))
+        moved_in = centred_potential(potential, state.settings.centering)
+        state = state._replace(gradient_state=self.gradient.refresh(moved_in, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
         return self.with_first_gradient(potential, state, key)
 
     def with_first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> SGMCMCState:
         """The state with gradient and energy at its position, for a word that carries them from step to step."""
-        potential = potential.centred(state.settings.centering)
+        potential = centred_potential(potential, state.settings.centering)
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates, state.settings.contiguous)
         evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
         evaluation = gradient_in_x(evaluate, state.settings.coordinates, potential.prototype)(state.phase.z)
@@ -292,7 +268,7 @@ class Chain:
 
     def step_size(self, state: SGMCMCState) -> jax.Array:
         """h of the next step."""
-        return self.h(state.i, RarelyChanging.of(state.marks).wraps, state.z)
+        return self.h(state.i, RarelyChanging.unpacked(state.marks).wraps, state.z)
 
     def h(self, i: jax.Array, wraps: jax.Array, z: Sites) -> jax.Array:
         """h of step i, in the dtype of ``z``."""
@@ -302,12 +278,7 @@ class Chain:
     # -- the warm-up, which changes nothing if the step size is given ------------------------------------------------
 
     def for_run(self, potential: ModelPotential, rng_key: jax.Array, on_potential: Callable) -> "Chain":
-        """
-        The chain with what the shape of its state depends on.
-
-        :param on_potential: a function of a potential -> that function, compiled on the model and its arguments.
-        :raises ValueError: for settings that do not fit the model, or chains that are mapped.
-        """
+        """The chain with what the shape of its state depends on. Raises a ValueError for settings that do not fit."""
         return self
 
     def announced(self, potential: ModelPotential) -> str:
@@ -317,13 +288,7 @@ class Chain:
     def begin_warm_up(
         self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, given: bool
     ) -> SGMCMCState:
-        """
-        The initial state of one chain or several, with that of the warm-up.
-
-        :param energies: the energy of each site, by chain.
-        :param int num_warmup: transitions of the warm-up.
-        :param bool given: whether the positions are given.
-        """
+        """The initial state with that of the warm-up; ``given``: whether the positions are given."""
         return state
 
     def before(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
@@ -332,7 +297,7 @@ class Chain:
 
     def is_sampling(self, state: SGMCMCState) -> jax.Array:
         """Whether the warm-up has ended."""
-        marks = RarelyChanging.of(state.marks)
+        marks = RarelyChanging.unpacked(state.marks)
         wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
         return (wraps > 0) | (i > end)
 

@@ -16,6 +16,7 @@ from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.model.centering import fitted
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
+from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous, next_rows
 from numpyro_sgmcmc.tuning.start import descend
@@ -38,47 +39,32 @@ def chain_for(chain: Chain, potential: ModelPotential) -> Chain:
 
 @dataclass(frozen=True)
 class Chains:
-    """
-    Pure functions of their states.
-
-    :param chain: the chain for the potential, see :func:`chain_for`.
-    :param bool searching: False after the warm-up: transitions without the program that chooses the settings.
-    """
+    """Pure functions of their states."""
 
     potential: ModelPotential
-    chain: Chain
-    searching: bool = True
+    chain: Chain  # the chain for the potential, see chain_for
+    searching: bool = True  # False after the warm-up: transitions without the program that chooses the settings
 
     def start(
         self, rng_key: jax.Array, init_params: Sites | None, num_warmup: int, fingerprint: int
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
-        """
-        The state of a new chain, or of several chains if ``rng_key`` is a batch of keys.
-
-        :param int num_warmup: transitions of the warm-up.
-        :param int fingerprint: fingerprint of the data, 0 if it is not known.
-        :return: the initial state, and the energy of each site there.
-        """
+        """The initial state of a chain, or of several for a batch of keys, and the energy of each site there."""
         potential, chain = self.potential, self.chain
         given = chain.centering
-        centering = fitted(given, potential.hierarchical_sites, potential.prototype) if given else ()
+        centering = fitted(given, hierarchical_sites(potential), potential.prototype) if given else ()
         single = is_key(rng_key)
-        of = 1 if single else len(rng_key), centering, fingerprint
-        one = partial(self._one, min(num_warmup * (chain.steps_per_sample or 1), 2**32 - 1), *of)
-        state, energies = one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+        chains = 1 if single else len(rng_key)
+        steps = min(num_warmup * (chain.steps_per_sample or 1), 2**32 - 1)
+        start_one = partial(self._one, steps, chains, centering, fingerprint)
+        state, energies = start_one(rng_key, init_params) if single else jax.vmap(start_one)(rng_key, init_params)
         state = state._replace(settings=Settings(centering=centering))
         state = chain.begin_warm_up(potential, state, energies, num_warmup, init_params is not None)
-        return RunCheck(chain, potential).start(state, of[0]), energies
+        return RunCheck(chain, potential).start(state, chains), energies
 
     def _one(
         self, steps: int, chains: int, centering: Any, fingerprint: int, rng_key: jax.Array, init_params: Sites | None
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
-        """
-        The state of one chain, without settings, and the energy of each site.
-
-        :param int steps: integrator steps of the warm-up.
-        :param centering: the given centring of each element by site, or ``()``.
-        """
+        """The state of one chain, without settings, and the energy of each site."""
         usual, chain = self.potential, self.chain
         if GIBBS_SITES_KWARG in usual.kwargs and init_params is not None:
             init_params = usual.unconstrain(init_params)
@@ -91,7 +77,7 @@ class Chains:
         key_energy, key_start, key_first = random.split(key_gradient, 3)
         energies = usual.by_site(z, rows, key_energy)
         energy = sum(energies.values(), start=jnp.zeros(()))
-        potential = usual.centred(centering)
+        potential = centred_potential(usual, centering)
         position = usual.in_variables_of(potential, z)
         gradient_state = chain.gradient.start(potential, position, key_start)
         keys = key_momentum, key_probes, key_first
@@ -124,13 +110,13 @@ class Chains:
         potential, chain = self.potential, self.chain
         batched = jnp.ndim(state.i) == 1
         axes = axes_of_chains(chain) if batched else None
-        over_chains = lambda fn, *of: jax.vmap(fn, of or (axes,), axes) if batched else fn  # noqa: E731
+        over_chains = lambda fn, *in_axes: jax.vmap(fn, in_axes or (axes,), axes) if batched else fn  # noqa: E731
         if self.searching:
             state = chain.before(potential, state)
         steps = state.settings.steps_per_sample if chain.steps_per_sample is None else chain.steps_per_sample
         begun = over_chains(partial(chain.begin, fingerprint=fingerprint))(state)
-        centred = potential.centred(state.settings.centering)
-        step = over_chains(partial(chain.step, centred), axes, 0)
-        moved = repeat_with_rows(step, begun, steps, centred, chain.rows)
+        sampled = centred_potential(potential, state.settings.centering)
+        step = over_chains(partial(chain.step, sampled), axes, 0)
+        moved = repeat_with_rows(step, begun, steps, sampled, chain.rows)
         ended = over_chains(partial(chain.end, potential), axes, axes)(state, moved)
-        return RunCheck(chain, centred).after(state, ended, steps)
+        return RunCheck(chain, sampled).after(state, ended, steps)

@@ -37,13 +37,7 @@ def is_reversible(integrator: Any, potential: ModelPotential) -> bool:
 def work(
     dynamics: Dynamics, old: Phase, new: Phase, around_noise: Any, energy: jax.Array, new_energy: jax.Array
 ) -> jax.Array:
-    """
-    W.
-
-    :param around_noise: the phases before and after each letter with noise.
-    :param energy: U at ``old``.
-    :param new_energy: U at ``new``.
-    """
+    """W; ``around_noise`` are the phases before and after each letter with noise."""
 
     def kinetic(phase):
         return trees.size(phase.z) / 2 * dynamics.temperature(phase)

@@ -41,13 +41,7 @@ def chain_of_parts(
     check: bool | None,
     keeps_values: bool,
 ) -> Chain:
-    """
-    The chain of the arguments of :class:`~numpyro_sgmcmc.SGMCMC`.
-
-    :param bool keeps_values: whether local values of each row are kept from visit to visit.
-    :raises ValueError: for parts that do not work together.
-    :raises TypeError: for a class or a name where a part is needed.
-    """
+    """The chain of the arguments of a kernel. Raises an error for parts that do not work together."""
     if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
         integrator = named(integrator, dynamics)
     integrator.check(dynamics)

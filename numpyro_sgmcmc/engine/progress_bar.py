@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_sgmcmc.report.run_checks import STUCK
 from numpyro_sgmcmc.types import Plate
+from numpyro_sgmcmc.utils.wording import plain
 
 READABLE = 0.5  # seconds between two updates: numbers that change faster cannot be read
 
@@ -31,17 +32,13 @@ class Bar:
         return Bar, ()
 
     def begin(self, plates: Mapping[str, Plate], text: str = "") -> None:
-        """
-        Called at the start of a run on these plates; the rows shown are those of the largest.
-
-        :param text: what is shown until the second transition.
-        """
+        """Called at the start of a run on these plates; ``text`` is shown until the second transition."""
         self._plate = max(plates.values(), default=None)
         self._before, self._looked, self._text = None, None, text
 
     def __call__(self, state: Any) -> str:
-        found = getattr(getattr(state, "settings", None), "steps_per_sample", None)
-        before, self._before = self._before, (state.i, state.marks, state.refused, found)
+        steps = getattr(getattr(state, "settings", None), "steps_per_sample", None)
+        before, self._before = self._before, (state.i, state.marks, state.refused, steps)
         if before is None or (self._looked is not None and time.monotonic() - self._looked[0] < READABLE):
             return self._text
         if all(not isinstance(x, Tracer) and x.is_ready() for x in jax.tree.leaves(before)):
@@ -62,4 +59,4 @@ class Bar:
             return ""
         size, batch = self._plate
         rows, pace = steps * batch, (steps - last[1]) * batch / (now - last[0])
-        return f"{rows:.3g} rows, {rows / size:.3g} passes, {pace:.3g} rows/s"
+        return f"{plain(rows)} rows, {plain(rows / size)} passes, {plain(pace)} rows/s"

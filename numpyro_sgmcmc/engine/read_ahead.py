@@ -112,8 +112,8 @@ def repeat_with_rows(
 
     def rows_from(rows_state, first):
         def rows_at(k):
-            at = rows_state._replace(t=rows_state.t + k)
-            return next_rows(scheme, at, potential.plates, state.settings.contiguous)[0][name]
+            later = rows_state._replace(t=rows_state.t + k)
+            return next_rows(scheme, later, potential.plates, state.settings.contiguous)[0][name]
 
         return jax.vmap(rows_at)(first + jnp.arange(length, dtype=jnp.uint32))
 
@@ -129,11 +129,11 @@ def repeat_with_rows(
             default=partial(jax.pure_callback, read_ahead, shapes, vmap_method="broadcast_all"),
         )
 
-        def one(carry):
+        def step_of_block(carry):
             k, state = carry
             return k + 1, step(state, tuple(values[k] for values in read))
 
-        return done + number, repeat(one, (jnp.int32(0), state), number)[1]
+        return done + number, repeat(step_of_block, (jnp.int32(0), state), number)[1]
 
     return lax.while_loop(lambda carry: carry[0] < steps, block, (jnp.int32(0), state))[1]
 

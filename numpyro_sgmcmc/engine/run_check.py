@@ -38,13 +38,8 @@ MOST = 8  # maximal number of gradients at a draw
 
 @dataclass(frozen=True)
 class RunCheck:
-    """
-    :param chain: the chain for the potential.
-    :param potential: that of the variables in which the chains move.
-    """
-
-    chain: Chain
-    potential: ModelPotential
+    chain: Chain  # the chain for the potential
+    potential: ModelPotential  # that of the variables in which the chains move
 
     @property
     def possible(self) -> bool:
@@ -58,7 +53,7 @@ class RunCheck:
     def averages(self) -> ScoreAverages:
         """The averages of the model."""
         inside = [name for name, site in self.potential.structure.latents.items() if site.plates]
-        return ScoreAverages.of(self.potential.prototype, inside)
+        return ScoreAverages.for_model(self.potential.prototype, inside)
 
     def start(self, state: SGMCMCState, chains: int) -> SGMCMCState:
         """A new state, with the averages of no draws yet; without them if the draws are not checked."""
@@ -68,12 +63,7 @@ class RunCheck:
         return state._replace(scores=RunScores.zeros(self.averages, chains, dtype, learns=not self.chain.tuned))
 
     def after(self, before: SGMCMCState, state: SGMCMCState, steps: Any) -> SGMCMCState:
-        """
-        The state after a transition, with its draws in the averages.
-
-        :param before: the state before it.
-        :param steps: its number of steps.
-        """
+        """The state after a transition, with its draws in the averages; ``before`` is the state before it."""
         scores = state.scores
         if not isinstance(scores, RunScores):
             return state
@@ -95,7 +85,7 @@ class RunCheck:
         due = sampling & (scores.draws % period == 0)
         scores = lax.fori_loop(0, due.astype(jnp.int32), add, scores)
         if not self.chain.tuned:
-            marks = RarelyChanging.of(state.marks)
+            marks = RarelyChanging.unpacked(state.marks)
             i, end = (jnp.ravel(x)[0] for x in (state.i, marks.num_warmup))
             late = ~sampling & (i > end // 2)
             learn = lambda _, scores: scores.learn(self._over(state, _position))  # noqa: E731
@@ -120,8 +110,8 @@ class RunCheck:
         z = self.chain.position(self.potential, state)
 
         def of_rows(k):
-            at = RowsState(rng_key, jnp.uint32(k))
-            rows, _ = next_rows(self.chain.rows, at, self.potential.plates, state.settings.contiguous)
+            rows_state = RowsState(rng_key, jnp.uint32(k))
+            rows, _ = next_rows(self.chain.rows, rows_state, self.potential.plates, state.settings.contiguous)
             key_model = random.fold_in(rng_key, k)
             return raveled(self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient)
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
-from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.rows.schemes import decided
 from numpyro_sgmcmc.tuning.warm_up import Scores, Settings
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, r_hat
@@ -17,9 +17,7 @@ from numpyro_sgmcmc.utils.significance import worst
 
 
 def check_mcmc(mcmc: Any, caller: str) -> None:
-    """
-    :raises TypeError: if it is not an :class:`~numpyro.infer.MCMC`.
-    """
+    """Raises a TypeError if it is not an :class:`~numpyro.infer.MCMC`."""
     if not isinstance(mcmc, MCMC):
         raise TypeError(f"{caller}(mcmc) needs a numpyro.infer.MCMC that has run, not {type(mcmc).__name__}.")
 
@@ -41,7 +39,7 @@ def settings(mcmc: MCMC) -> Settings:
     - **passes** - passes over the data by the search and the measurements of the warm-up, without its steps.
     - **verdict** - ``"right"``, ``"doubtful"`` or ``"wrong"``, by the check in the second half of the warm-up, and by
       the refused steps, the temperature and the R-hat of the draws, if there are any. ``"unchecked"`` if nothing is
-      wrong with the draws, and the warm-up was too short for a check.
+      wrong, but the draws are too few to decide, and the warm-up was too short for a check or they see too little.
     - **scores** - scores of the check of the warm-up: the z-scores of :math:`E[\partial_j U] = 0` and of
       :math:`E[(x - m)_j \partial_j U] = 1`, and R-hat, each in the worst coordinate; 0 if there was no check.
     - **curvature** - the largest curvature of U in x, 1 if L is a full matrix.
@@ -107,14 +105,15 @@ def settings(mcmc: MCMC) -> Settings:
         gradient_noise=value(chosen.noise_variance.max(-1)),
         centering=dict(chosen.centering),
         scores={name: value(score) for name, score in chosen.scores._asdict().items()},
-        verdict=value(_verdicts(mcmc, state.averages, chosen.scores, state.warm_up.score_limit)),
+        verdict=value(_verdicts(mcmc, state, chosen.scores)),
         friction=getattr(kernel, "friction", None),
         diffusion=getattr(kernel, "diffusion", None),
     )
 
 
-def _verdicts(mcmc: MCMC, averages: ScoreAverages, scores: Scores, limit: float) -> np.ndarray:
+def _verdicts(mcmc: MCMC, state: SGMCMCState, scores: Scores) -> np.ndarray:
     """The verdict on a run, or on each of the chains that have found their own settings."""
+    averages, limit = state.averages, state.warm_up.score_limit
     fields = mcmc.get_extra_fields(group_by_chain=True) if mcmc._states else {}
     of_draws, run = "ok", None
     if "monitor" in fields:
@@ -126,9 +125,9 @@ def _verdicts(mcmc: MCMC, averages: ScoreAverages, scores: Scores, limit: float)
         of_draws = worst(*(line.verdict for name, line in run.failures.items() if name != "warm_up"))
     checks = np.stack(scores, -1)
     of_warm_up = [verdict_on_warm_up(of_chain, limit) for of_chain in checks.reshape(-1, checks.shape[-1])]
-    if run is not None and run.verdict.decides:  # the draws decide, not those of the warm-up
-        of_warm_up = ["right"] * len(of_warm_up)
-    if run is not None and run.verdict.is_blind:
-        of_warm_up = ["unchecked" if found == "right" else found for found in of_warm_up]
-    found = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)  # a doubt is never better than the check
-    return np.array(found).reshape(checks.shape[:-1])
+    if run is not None and state.scores != ():
+        of_warm_up = [run.verdict.after(verdict) for verdict in of_warm_up]
+    verdicts = (
+        of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)
+    )  # a doubt is never better than the check
+    return np.array(verdicts).reshape(checks.shape[:-1])

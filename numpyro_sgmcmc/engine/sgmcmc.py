@@ -235,7 +235,9 @@ class SGMCMC(MCMCKernel):
             ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
             whose density for a row depends on the other rows of its minibatch.
         """
-        rng_key = _without_an_axis_of_one(raw_key(rng_key))
+        rng_key = raw_key(rng_key)
+        if not is_key(rng_key) and len(rng_key) == 1:  # as NumPyro gives for one chain
+            rng_key = rng_key[0]
         arguments = model_args, model_kwargs
         potential = self.potential(*arguments)
         chain = self.chain_for(potential)
@@ -245,7 +247,12 @@ class SGMCMC(MCMCKernel):
         kernel = self.replace(chain=self.chain.for_run(potential, rng_key, on_potential))
         search = kernel._announced(potential)
         mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
-        state, first = on_potential(partial(kernel._start, of=(num_warmup, mark), mapped=mapped))(rng_key, init_params)
+
+        def start(potential, rng_key, init_params):
+            state, energies = kernel.chains_for(potential).start(rng_key, init_params, num_warmup, mark)
+            return state, _first_chain(potential, state, energies, mapped)
+
+        state, first = on_potential(start)(rng_key, init_params)
         if search:
             logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
         if not mapped:
@@ -267,19 +274,6 @@ class SGMCMC(MCMCKernel):
             logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
         return search
 
-    def _start(
-        self, potential: ModelPotential, rng_key: jax.Array, init_params: Sites | None, *, of: tuple, mapped: bool
-    ) -> tuple[SGMCMCState, Any]:
-        """
-        The initial state, and what the checks of the start need: position and a key of the first chain, and energies.
-        """
-        state, energies = self.chains_for(potential).start(rng_key, init_params, *of)
-        z, key = state.z, state.rng_key
-        if not is_key(rng_key):
-            z, key = jax.tree.map(lambda x: x[0], (z, key))
-        key = derive_key(key, Stream.PROBE)
-        return state, (z, key, energies, {} if mapped else exchanged_energies(potential, z, key))
-
     def _check_values(
         self, on_potential: Callable, potential: ModelPotential, state: SGMCMCState, first: Any, arguments: tuple
     ) -> None:
@@ -296,7 +290,7 @@ class SGMCMC(MCMCKernel):
         """Checks that need the values at the start, for a dynamics that is ``Checked``."""
         if isinstance(self.dynamics, Checked):
             bound: Any = lambda potential: self.chain_for(potential).dynamics  # noqa: E731
-            report = on_potential(lambda potential, *at: bound(potential).report(*at))
+            report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
             self.dynamics.check(report(phase, h), phase)
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
@@ -313,11 +307,12 @@ class SGMCMC(MCMCKernel):
 
     def potential(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential that is sampled."""
-        return ModelPotential.of(self.sampled_model, model_args, model_kwargs, self._batch_size, self.transforms)
+        data = model_args, model_kwargs
+        return ModelPotential.from_model(self.sampled_model, *data, self._batch_size, self.transforms)
 
     def potential_of_values(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential of NumPyro's unconstrained values."""
-        return ModelPotential.of(self.sampled_model, model_args, model_kwargs, self._batch_size)
+        return ModelPotential.from_model(self.sampled_model, model_args, model_kwargs, self._batch_size)
 
     def compiled(
         self, fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None, *, values: bool = False
@@ -379,12 +374,16 @@ class SGMCMC(MCMCKernel):
         return self.chain.batch_size if self.batch_size is None else self.batch_size
 
 
+def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, mapped: bool) -> tuple:
+    """For the checks of a start: a position and a key of the first chain, the energies, and those of exchanged rows."""
+    z, key = state.z, state.rng_key
+    if jnp.ndim(state.i):
+        z, key = jax.tree.map(lambda x: x[0], (z, key))
+    key = derive_key(key, Stream.PROBE)
+    return z, key, energies, {} if mapped else exchanged_energies(potential, z, key)
+
+
 def _fingerprint(model_args, model_kwargs):
     """The fingerprint of the data alone: the values of the other Gibbs blocks change at every sweep."""
     data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
     return fingerprint(model_args, data)
-
-
-def _without_an_axis_of_one(rng_key: jax.Array) -> jax.Array:
-    """The key of a single chain for a batch of one key, as NumPyro gives for ``num_chains=1``."""
-    return rng_key[0] if not is_key(rng_key) and len(rng_key) == 1 else rng_key

@@ -25,11 +25,6 @@ def derive_key(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:
     return random.fold_in(rng_key, use)
 
 
-def next_key(rng_key: jax.Array) -> jax.Array:
-    """The key of the next transition."""
-    return derive_key(rng_key, Stream.NEXT)
-
-
 def raw_key(rng_key: jax.Array) -> jax.Array:
     """
     The data of typed keys of the default kind: NumPyro cannot collect a typed key as an extra field. Other typed keys
@@ -43,26 +38,19 @@ def raw_key(rng_key: jax.Array) -> jax.Array:
 
 
 class RarelyChanging(NamedTuple):
-    """
-    Numbers that rarely change, four uint32 in one array: each array of a state costs about 3 us per call.
+    """Numbers that rarely change, four uint32 in one array: each array of a state costs about 3 us per call."""
 
-    - **wraps** - how often the counter ``i`` has started again at 0.
-    - **num_warmup** - integrator steps of the warm-up.
-    - **fingerprint** - fingerprint of the data at the start, see :mod:`~numpyro_sgmcmc.data.fingerprint`.
-    - **data_changed** - 1 after a transition with other data.
-    """
-
-    wraps: Any
-    num_warmup: Any
-    fingerprint: Any
-    data_changed: Any
+    wraps: Any  # how often the counter i has started again at 0
+    num_warmup: Any  # integrator steps of the warm-up
+    fingerprint: Any  # that of the data at the start
+    data_changed: Any  # 1 after a transition with other data
 
     def packed(self) -> jax.Array:
         """The marks as one array."""
         return jnp.stack([jnp.asarray(mark, jnp.uint32) for mark in self])
 
     @classmethod
-    def of(cls, marks: jax.Array) -> "RarelyChanging":
+    def unpacked(cls, marks: jax.Array) -> "RarelyChanging":
         """The marks from the array of a state, of one chain or several."""
         return cls(*(marks[..., k] for k in range(4)))
 
@@ -132,7 +120,7 @@ class SGMCMCState(NamedTuple):
         position = self.z if isinstance(self.x, tuple) else self.x
         return Phase(position, self.momentum, self.thermostat, self.auxiliary, self.noise_variance)
 
-    def at(self, phase: Phase, **fields: Any) -> "SGMCMCState":
+    def with_phase(self, phase: Phase, **fields: Any) -> "SGMCMCState":
         """This state at another phase, and with other values of ``fields``."""
         position, *rest = phase
         name = "z" if isinstance(self.x, tuple) else "x"
@@ -150,7 +138,7 @@ class SGMCMCState(NamedTuple):
             diverging=self.diverging,
             temperature=jnp.nan if isinstance(self.temperature, tuple) else self.temperature,
             step_size=self.step_size,
-            data_changed=RarelyChanging.of(self.marks).data_changed,
+            data_changed=RarelyChanging.unpacked(self.marks).data_changed,
             energy=self.potential_estimate,
             # chains that are tuned one by one have coordinates of their own
             place=projection(self.phase.z if batched else self.z, batched),

@@ -31,6 +31,7 @@ from numpyro_sgmcmc.engine.metropolis import is_reversible
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, axes_of_chains, derive_key
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
+from numpyro_sgmcmc.potential.centred import centred_potential, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import squared_step
 from numpyro_sgmcmc.rows.schemes import is_contiguous
@@ -51,17 +52,12 @@ PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
 
 @dataclass(frozen=True)
 class TunedChain(Chain):
-    """
-    :param dense_mass: the coordinates whose correlations the warm-up estimates.
-    :param known: settings of another run with which the warm-up starts, or None: it searches for some.
-    :param layout: the groups of a hierarchy, if the coordinates have their shape.
-    """
-
     steps_per_sample: int | None = None
     checked: bool = True
-    dense_mass: Any = True
+    dense_mass: Any = True  # the coordinates whose correlations the warm-up estimates
+    # settings of another run with which the warm-up starts, or None: it searches for some
     known: Settings | None = None
-    layout: Layout | None = None
+    layout: Layout | None = None  # the groups of a hierarchy, if the coordinates have their shape
 
     tuned: ClassVar[bool] = True
     batch_size: ClassVar[Any] = AUTOMATIC
@@ -102,7 +98,7 @@ class TunedChain(Chain):
         chains = len(state.i) if several else 1
         centering = state.settings.centering
         passes = 0 if given else passes_of(potential, chains * self.descents(potential, chains))
-        if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and potential.sites_to_centre:
+        if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and sites_to_centre(potential):
             best = _best(state, energies) if several else state
             key = derive_key(best.rng_key, Stream.CENTRE)
             centering = chosen_centering(potential, best.z, key, is_contiguous(self.rows))
@@ -116,7 +112,6 @@ class TunedChain(Chain):
         return state._replace(gradient_state=self.gradient.start(potential, z, random.key(0)))
 
     def announced(self, potential: ModelPotential) -> str:
-        """What the warm-up does before the first draw; empty if nothing is searched for."""
         if self.known is not None:
             return ""
         d = sum(site.size for site in potential.prototype.values())
@@ -198,7 +193,6 @@ class TunedChain(Chain):
         return state._replace(warm_up=state.warm_up._replace(transition=jnp.minimum(t + 1, 2**31 - 2)))
 
     def is_sampling(self, state: SGMCMCState) -> jax.Array:
-        """Whether the warm-up has ended."""
         return state.warm_up.transition > state.warm_up.num_warmup
 
     def _updated(self, usual: ModelPotential, state: SGMCMCState) -> SGMCMCState:
@@ -208,13 +202,13 @@ class TunedChain(Chain):
         key, key_first = random.split(derive_key(state.rng_key[0] if batched else state.rng_key, Stream.TUNE))
         z, phase = with_axis((state.z, state.phase))
         centering, shared = state.settings.centering, self.gradient.shared
-        potential = usual.centred(centering)
+        potential = centred_potential(usual, centering)
         z = jax.vmap(partial(usual.in_variables_of, potential))(z) if centering else z
         gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
-        found = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
-        settings, warm_up, phase, gradient_state, due = found
+        updated = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
+        settings, warm_up, phase, gradient_state, due = updated
         gradient_state = gradient_state if shared else without(gradient_state)
-        state = state.at(without(phase), settings=settings, warm_up=warm_up, gradient_state=gradient_state)
+        state = state.with_phase(without(phase), settings=settings, warm_up=warm_up, gradient_state=gradient_state)
         if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
             state = state._replace(last_finite=jnp.where(due, state.x, state.last_finite))
         if not self.integrator.carries_gradient:

@@ -22,13 +22,8 @@ from numpyro_sgmcmc.utils.validation import check_like_z, check_minibatched, che
 
 
 class Anchor(NamedTuple):
-    """
-    - **z** - the point c.
-    - **gradient** - the gradient there over all rows.
-    """
-
-    z: Sites
-    gradient: Sites
+    z: Sites  # the point c
+    gradient: Sites  # the gradient there over all rows
 
 
 class Anchored(GradientEstimator):

@@ -18,9 +18,7 @@ BUDGET = 2**26  # bytes that a chunk may take
 
 
 def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array, chunk_size: int | None = None) -> Sites:
-    """
-    The gradient of U over all rows, in chunks: O(chunk) memory. A model that draws its own keys gets one per chunk.
-    """
+    """The gradient of U over all rows, in chunks. A model that draws its own keys gets one per chunk."""
 
     def gradient(potential, z, rows, rng_key):
         return jax.grad(potential.estimate)(z, rows, rng_key)

@@ -16,13 +16,8 @@ SHARE = 0.25  # share of the memory that the tables of all chains may take
 
 
 class Visits(NamedTuple):
-    """
-    - **values** - local site -> values, with rows of the data along axis 0.
-    - **seen** - 1 for each row that has values, otherwise 0.
-    """
-
-    values: Sites
-    seen: jax.Array
+    values: Sites  # local site -> values, with rows of the data along axis 0
+    seen: jax.Array  # 1 for each row that has values, otherwise 0
 
 
 class VisitUpdate(NamedTuple):
@@ -33,11 +28,7 @@ class VisitUpdate(NamedTuple):
 
 
 def check_visits(potential: Potential, chains: int) -> None:
-    """
-    Checks that a table is possible, and logs its size.
-
-    :raises ValueError: if several plates are minibatched, rows are distributed over devices, or it is too large.
-    """
+    """Logs the size of the table. Raises a ValueError if it is too large, or not possible for this model."""
     what = 'start="previous", which keeps the local values of each row,'
     if len(potential.plates) != 1:
         raise ValueError(
@@ -74,10 +65,7 @@ def read(visits: Visits, rows: Rows) -> Visits:
 
 
 def check_table(visits: object, potential: Potential) -> None:
-    """
-    :raises ValueError: if the state of a resumed run has no table, or one for another number of rows, whose entries
-        would be those of other rows.
-    """
+    """Raises a ValueError if the state of a resumed run has no table, or one for another number of rows."""
     ((name, plate),) = potential.plates.items()
     if not isinstance(visits, Visits):
         raise ValueError(

@@ -9,7 +9,8 @@ again; as a function, in which case the slope is a derivative along the columns 
 
 .. math:: s_i = \partial_t \, u_i\bigl(z + A_i^T (A_i A_i^T)^+ t\bigr)\big|_{t = 0}
 
-or, by default, as a value found in the trace of the model (:mod:`~numpyro_sgmcmc.gradients.linear`).
+or, by default, as a value found in the trace of the energy of a single row. A value qualifies if it is affine by
+construction, and the energy no longer depends on the latents if the value is fixed.
 """
 
 from collections.abc import Callable
@@ -23,22 +24,18 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.gradients.linear import linear_predictor
-from numpyro_sgmcmc.types import Sites
+from numpyro_sgmcmc.types import Potential, Sites
 from numpyro_sgmcmc.utils import noise
+from numpyro_sgmcmc.utils.program import Program
 
 ROWS = 4  # number of rows for the check of a given predictor
 
 
 class RowPredictor(NamedTuple):
-    """
-    The predictor of a single row; use ``vmap`` for several rows.
+    """The predictor of a single row; use ``vmap`` for several rows."""
 
-    - **eta** - (z, row) -> the predictor, of any shape.
-    - **energy_and_slope** - (z, row) -> the energy of the row, and its derivative in the predictor.
-    """
-
-    eta: Callable[[Sites, jax.Array], jax.Array]
+    eta: Callable[[Sites, jax.Array], jax.Array]  # (z, row) -> the predictor, of any shape
+    # (z, row) -> the energy of the row, and its derivative in the predictor
     energy_and_slope: Callable[[Sites, jax.Array], tuple[jax.Array, jax.Array]]
 
     def gradient(self, z: Sites, rows: jax.Array, slopes: jax.Array) -> Sites:
@@ -48,20 +45,46 @@ class RowPredictor(NamedTuple):
 
 
 def row_predictor(potential: Any, given: Any, label: str) -> RowPredictor:
-    """
-    :param given: name of a site, function of the latents and rows, or None for a search.
-    :param label: name of the estimator, for errors.
-    """
+    """The predictor by the name of a site, as a function of the latents and rows, or by a search."""
     if given is None:
-        return _found(*linear_predictor(potential, label))
+        return _found(potential, label)
     return _of_site(potential, given) if isinstance(given, str) else _of_function(potential, given)
 
 
-def _found(predictor: Callable, energy: Callable) -> RowPredictor:
-    def energy_and_slope(z, row):
-        return jax.value_and_grad(energy)(predictor(z, row), row)
+def _found(potential: Potential, label: str) -> RowPredictor:
+    """Raises a ValueError if no predictor has fewer numbers per row than there are coordinates."""
+    (plate,) = potential.plates
+    prototypes, treedef = jax.tree.flatten(dict(potential.prototype))
 
-    return RowPredictor(predictor, energy_and_slope)
+    def energy(leaves, row):
+        return potential.per_row(treedef.unflatten(leaves), {plate: row[None]})[0]
+
+    program = Program(jax.make_jaxpr(energy)(prototypes, jax.ShapeDtypeStruct((), jnp.int32)))
+    *latents, of_row = program.inputs
+    on_latents, on_row = program.dependents(latents), program.dependents([of_row])
+    d = sum(leaf.size for leaf in prototypes)
+    candidates = [
+        number
+        for number in sorted(program.affine(latents, on_latents) & on_row - set(latents))
+        if program.shapes[number].size < max(2, d)
+    ]
+    cuts = [k for k in candidates if not program.dependents(latents, without=k).intersection(program.outputs)]
+    if not cuts:
+        raise ValueError(
+            f"{label} needs a model whose rows depend on the latents only through a linear predictor, with fewer "
+            "numbers per row than there are coordinates. No such value was found for the latents "
+            f"{', '.join(map(repr, potential.prototype))}; an unknown scale or a product of latents prevents it. "
+            "If the model has one, name it with predictor=; otherwise use a table of the form 'batch' or 'row'."
+        )
+    cut = min(cuts, key=lambda number: program.shapes[number].size)
+
+    def eta(z, row):
+        return program.run({of_row: row} | dict(zip(latents, jax.tree.leaves(z))), [cut])[0]
+
+    def energy_and_slope(z, row):
+        return jax.value_and_grad(lambda eta: program.run({of_row: row, cut: eta}, program.outputs)[0])(eta(z, row))
+
+    return RowPredictor(eta, energy_and_slope)
 
 
 def _of_site(potential: Any, site: str) -> RowPredictor:
@@ -103,10 +126,8 @@ def _of_function(potential: Any, predictor: Callable) -> RowPredictor:
 
 def check_predictor(potential: Any, given: Any, label: str) -> None:
     """
-    Checks at a few rows and two positions that the predictor is affine and that the gradients follow from its slopes.
-    This is not possible if the data are traced.
-
-    :raises ValueError: if the check fails, or there is no such site.
+    Checks at a few rows and two positions that the predictor is affine and that the gradients follow from its slopes,
+    unless the data are traced. Raises a ValueError if not, or if there is no such site.
     """
     ((plate, (size, _)),) = potential.plates.items()
     rows = jnp.asarray(np.unique(np.linspace(0, size - 1, ROWS).astype(np.int32)))

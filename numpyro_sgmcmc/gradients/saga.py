@@ -28,17 +28,10 @@ from numpyro_sgmcmc.utils.workarounds.lockstep import when_any
 
 
 class SAGAState(NamedTuple):
-    """
-    - **table** - the values stored for each unit, K along axis 0.
-    - **total** - sum of the gradients over the table, a dict like ``z``.
-    - **seen** - whether each unit has been seen, 0 or 1; ``()`` if that is not needed.
-    - **count** - number of units seen so far, or ``()``.
-    """
-
-    table: Any
-    total: Sites
-    seen: Any
-    count: Any
+    table: Any  # the values stored for each unit, K along axis 0
+    total: Sites  # sum of the gradients over the table, a dict like z
+    seen: Any  # whether each unit has been seen, 0 or 1; () if that is not needed
+    count: Any  # number of units seen so far, or ()
 
 
 class TableUpdate(NamedTuple):
@@ -230,8 +223,8 @@ class SAGA(GradientEstimator):
         epoch = i // steps
         due = (i % steps == 0) & (epoch > 0) & ((epoch & (epoch - 1) == 0) | (epoch % 16 == 0))
 
-        def sum_up(at):
-            z, table, old = at
+        def sum_up(current):
+            z, table, old = current
             new = self._form.total(potential, z, table, length)
             return trees.where(trees.all_finite(new), new, old)  # steps with non-finite rows are refused
 

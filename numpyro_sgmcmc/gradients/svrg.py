@@ -62,4 +62,4 @@ class SVRG(Anchored):
     ) -> Anchor:
         epoch = max((plate.size // plate.batch_size for plate in potential.plates.values()), default=1)
         due = (i > 0) & (i % (self.update_every or epoch) == 0)
-        return when_any(due, lambda at: self.anchor(potential, *at), (z, rng_key), gradient_state)
+        return when_any(due, lambda operand: self.anchor(potential, *operand), (z, rng_key), gradient_state)

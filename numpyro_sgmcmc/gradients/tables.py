@@ -17,17 +17,11 @@ from numpyro_sgmcmc.utils.validation import checked_count, checked_share
 
 
 class Units(NamedTuple):
-    """
-    Some units, evaluated at one position.
+    """Some units, evaluated at one position."""
 
-    - **units** - their numbers, shape ``(m,)``.
-    - **energy** - sum of their energies.
-    - **values** - the values that a table stores for them, m along axis 0.
-    """
-
-    units: jax.Array
-    energy: jax.Array
-    values: Any
+    units: jax.Array  # their numbers, shape (m,)
+    energy: jax.Array  # sum of their energies
+    values: Any  # the values that a table stores for them, m along axis 0
 
 
 @dataclass(frozen=True)
@@ -183,19 +177,13 @@ class Partition:
 
 
 def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
-    """
-    Rows jB to (j + 1) B - 1. If B does not divide N, the last batch is filled with copies of the last row.
-    """
+    """Rows jB to (j + 1) B - 1. If B does not divide N, the last batch is filled with copies of the last row."""
     rows = j.astype(jnp.uint32) * batch_size + jnp.arange(batch_size, dtype=jnp.uint32)
     return jnp.minimum(rows, size - 1).astype(jnp.int32)
 
 
 def check_options(name: str, argument: str, form: str | None, predictor: Any, chunk_size: Any, memory: Any) -> None:
-    """
-    Checks the options of estimators with tables.
-
-    :raises ValueError: for an option that does not fit.
-    """
+    """Checks the options of estimators with tables. Raises a ValueError for an option that does not fit."""
     checked_share(f"{name}(memory)", memory)
     if chunk_size is not None:
         checked_count(f"{name}(chunk_size)", chunk_size)

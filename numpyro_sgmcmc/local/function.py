@@ -103,9 +103,7 @@ class LocalFunction:
 
 
 def checked_local(local: Any) -> Any:
-    """
-    :raises ValueError: if it is neither a function nor an object with a method ``draw``.
-    """
+    """Raises a ValueError if it is neither a function nor an object with a method ``draw``."""
     if isinstance(local, type) or not callable(getattr(local, "draw", local)):
         raise ValueError(
             f"local={local!r} must be a function (rng_key, local_sites, global_sites, rows, *model_args) -> "
@@ -115,10 +113,7 @@ def checked_local(local: Any) -> Any:
 
 
 def check_values(values: Any, start: Mapping[str, jax.Array]) -> None:
-    """
-    :raises ValueError: if there is not a JAX array of the right shape for each local site, with integers if it is
-        discrete.
-    """
+    """Raises an error if there is not a JAX array of the right shape and kind for each local site."""
     if not isinstance(values, Mapping) or values.keys() != start.keys():
         got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
         raise LocalError(f"local= must return a dict with a value for each of the sites {sorted(start)}, got {got}.")

@@ -25,6 +25,7 @@ from numpyro_sgmcmc.local.function import PREVIOUS, Conditional, checked_local, 
 from numpyro_sgmcmc.local.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again, to_plates
 from numpyro_sgmcmc.local.summed import summed_out
 from numpyro_sgmcmc.model.given_values import is_masked
+from numpyro_sgmcmc.model.handlers import elementwise
 from numpyro_sgmcmc.model.structure import moves
 
 
@@ -69,13 +70,10 @@ def _told(kind: str, values: Any) -> Any:
 class drawn_locally:
     """
     The model as a function of its global sites; the latent sites in the minibatched plates are drawn by ``local``.
-
-    :param fn: model.
-    :param local: an object with ``draw(rng_key, conditional)``, which returns values like ``conditional.start``.
     """
 
-    fn: Any
-    local: Any
+    fn: Any  # model
+    local: Any  # an object with draw(rng_key, conditional), which returns values like conditional.start
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = numpyro.prng_key()
@@ -168,9 +166,7 @@ def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
     further outside becomes NaN, so that the step is refused: NumPyro's densities may be finite there. A masked site may
     have any values.
     """
-    support: Any = fn.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = elementwise(fn.support)
     if support in (constraints.simplex, constraints.positive, constraints.nonnegative, constraints.unit_interval):
         limits = jnp.finfo(value.dtype)
         inside, possible = jnp.maximum(value, limits.tiny), value >= -limits.eps

@@ -96,11 +96,11 @@ class LocalGibbs:
             flat = values[name].reshape(*fn.batch_shape, size)
             here = jnp.arange(size) == j
 
-            def at(value):
+            def density_at(value):
                 moved = jnp.where(here, value.astype(flat.dtype), flat).reshape(values[name].shape)
                 return conditional.density({**values, name: moved})
 
-            logits = jax.vmap(at)(support)
+            logits = jax.vmap(density_at)(support)
             noise = random.gumbel(random.fold_in(rng_key, j), logits.shape)
             chosen = support[jnp.argmax(logits + noise, 0)]
             chosen = jnp.broadcast_to(chosen, fn.batch_shape) if batch else chosen

@@ -4,7 +4,6 @@ The draws are made anew, so a step of the global chain has no additional cost.
 """
 
 from collections.abc import Mapping
-import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -16,19 +15,11 @@ from numpyro_sgmcmc.types import Rows, Sites
 
 
 class Recorded(NamedTuple):
-    """
-    - **start** - local site -> the initial values of its chain, in the coordinates of the sampler.
-    - **values** - local site -> the values drawn, like ``start``.
-    - **stored** - the values drawn with rows along axis 0, for the next visit; empty if no values are kept.
-    - **accepted** - whether each move was accepted, shape ``(moves, *plates)``; None if there are no moves.
-    - **plates** - number of axes of the plates, which come first in ``start`` and ``values``, by site.
-    """
-
-    start: Sites
-    values: Sites
-    stored: Sites
-    accepted: jax.Array | None
-    plates: Mapping[str, int]
+    start: Sites  # local site -> the initial values of its chain, in the coordinates of the sampler
+    values: Sites  # local site -> the values drawn, like start
+    stored: Sites  # the values drawn with rows along axis 0, for the next visit; empty if no values are kept
+    accepted: jax.Array | None  # whether each move was accepted, shape (moves, *plates); None if there are no moves
+    plates: Mapping[str, int]  # number of axes of the plates, which come first in start and values, by site
 
 
 class _record(Messenger):
@@ -65,14 +56,8 @@ def recorded_draw(
     rng_key: jax.Array,
     before: tuple[Sites, jax.Array] | None = None,
 ) -> Recorded:
-    """
-    One draw of the local sites of these rows.
-
-    :param potential: a :class:`~numpyro_sgmcmc.potential.potential.ModelPotential`.
-    :param before: as for :meth:`~numpyro_sgmcmc.potential.potential.ModelPotential.visit`.
-    """
-    recorded = copy.copy(potential)
-    visited = visit(potential._model, before)
-    recorded._model = record = _record(visited)
-    recorded.estimate(z, rows, rng_key)
+    """One draw of the local sites of these rows."""
+    visited = visit(potential.model, before)
+    record = _record(visited)
+    potential.replace(model=record).estimate(z, rows, rng_key)
     return record.recorded._replace(stored=dict(visited.values))

@@ -25,13 +25,8 @@ class LocalError(SiteError):
 
 
 class LocalSite(NamedTuple):
-    """
-    - **fn** - its distribution, given the global sites and the previous local ones.
-    - **value** - its value in the first run.
-    """
-
-    fn: Any
-    value: Any
+    fn: Any  # its distribution, given the global sites and the previous local ones
+    value: Any  # its value in the first run
 
 
 class FirstRun(Messenger):
@@ -144,9 +139,8 @@ def run_again(model: Callable, args: tuple, kwargs: Mapping[str, Any], first: Fi
 
 def check_nothing_else_depends(density: Callable, values: Mapping[str, jax.Array], how: str) -> None:
     """
-    :param density: values of the local sites -> what :func:`run_again` returns.
-    :param how: what happens to the local sites, for the message.
-    :raises LocalError: if a site outside the plates of the local sites depends on one of them.
+    Raises a LocalError if a site outside the plates of the local sites depends on one of them; ``how`` these are
+    handled is for the message.
     """
     closed, (_, others) = jax.make_jaxpr(density, return_shape=True)(values)
     facts, _ = follow(closed, [Fact(frozenset([name])) for name in sorted(values)], lambda _: CLOSED_OVER)

@@ -33,15 +33,10 @@ def is_marked(msg: Any) -> bool:
 
 @dataclass(frozen=True)
 class summed_out:
-    """
-    The model with its marked sites summed out; the model itself if there are none.
+    """The model with its marked sites summed out; the model itself if there are none."""
 
-    :param fn: model.
-    :param bool imputes: see :class:`~numpyro_sgmcmc.model.given_values.given_values`.
-    """
-
-    fn: Any
-    imputes: bool = False
+    fn: Any  # model
+    imputes: bool = False  # see given_values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         supports: dict[str, np.ndarray] = {}
@@ -75,11 +70,7 @@ class summed_out:
 
 
 def support_of(name: str, fn: Distribution) -> np.ndarray:
-    """
-    All values of an element of a site, shape ``(values, *event_shape)``.
-
-    :raises ValueError: if the support is not finite, or too large.
-    """
+    """All values of an element of a site, shape ``(values, *event_shape)``, if these are not too many."""
     base = fn
     while isinstance(base, (ExpandedDistribution, Independent, MaskedDistribution)):
         base = base.base_dist

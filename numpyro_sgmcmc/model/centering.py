@@ -13,7 +13,6 @@ for each element with its own :math:`\lambda` between 0 and 1. As the model writ
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,17 +33,12 @@ FAMILIES = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic,
 
 
 class LocationScale(NamedTuple):
-    """
-    A site as a function of a = loc + scale e.
-
-    - **transforms** - from a to the value of the site, applied in order to each element.
-    - **mask** - which elements have a density.
-    """
+    """A site as a function of a = loc + scale e."""
 
     loc: Any
     scale: Any
-    transforms: tuple[Transform, ...] = ()
-    mask: Any = True
+    transforms: tuple[Transform, ...] = ()  # from a to the value of the site, applied in order to each element
+    mask: Any = True  # which elements have a density
 
     def transform(self, share: jax.Array) -> Transform:
         """From the partially centred variable to the value of the site; ``share`` is lambda."""
@@ -91,24 +85,13 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
     return form
 
 
-def centred_transforms(
-    centering: Sites, transforms: Transforms | None
-) -> Callable[[str, Distribution], Transform | None]:
-    """
-    The transforms from the partially centred variables to the values of their sites.
-
-    :param centering: lambda by site.
-    :param transforms: those of other sites.
-    """
-    return partial(_centred, centering, transforms or {})
-
-
-def _centred(centering: Sites, transforms: Transforms, name: str, fn: Distribution) -> Transform | None:
+def centred_transform(centering: Sites, transforms: Transforms | None, name: str, fn: Distribution) -> Transform | None:
+    """From the partially centred variable to the value of a site; ``transforms`` are those of other sites."""
     form = form_of(fn) if name in centering else None
     return form.transform(centering[name]) if form else given_transform(name, fn, transforms)
 
 
-def location_scale_sites(
+def location_and_scale_parents(
     trace: Callable[[Sites], Mapping[str, Any]], structure: Structure, transforms: Transforms | None
 ) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """
@@ -121,7 +104,7 @@ def location_scale_sites(
     """
 
     def parameters(z):
-        found, tr = {}, trace(z)
+        parameters_of, tr = {}, trace(z)
         for name in z:
             site, scale = tr[name], structure.sites[name].scale
             form = form_of(site["fn"])
@@ -129,25 +112,21 @@ def location_scale_sites(
             own = given_transform(name, site["fn"], transforms or {}) is not None
             left_out = replaced or own or scale != 1 or SCAN_INDEX in site["infer"]
             if form is not None and not left_out and jnp.shape(site["value"]) == z[name].shape:
-                found[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
-        return found
+                parameters_of[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
+        return parameters_of
 
     prototype = structure.prototype
     closed, out = jax.make_jaxpr(parameters, return_shape=True)(prototype)
     inputs = [Fact(frozenset([name])) for name in sorted(prototype)]  # dicts are flattened in the order of their keys
     facts, _ = follow(closed, inputs, lambda constant: "")
-    found = jax.tree.unflatten(jax.tree.structure(out), facts)
-    return {name: (loc.depends, scale.depends) for name, (loc, scale) in found.items()}
+    parameters_of = jax.tree.unflatten(jax.tree.structure(out), facts)
+    return {name: (loc.depends, scale.depends) for name, (loc, scale) in parameters_of.items()}
 
 
 def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:
     """
-    None, False or a dict by site.
-
-    :param settings: those of another run, whose coordinates belong to its centring.
-    :param gradient: the gradient estimator.
-    :raises ValueError: for another type, numbers that are not between 0 and 1, or a centring beside ``settings`` or the
-        centre of an estimator.
+    None, False or a dict by site. Raises a ValueError for anything else, or a centring beside the ``settings`` of
+    another run, which have their own, or beside the centre of an estimator.
     """
     if settings is not None:
         if centering is not None:
@@ -172,12 +151,7 @@ def checked_centering(centering: Any, settings: Any = None, gradient: Any = None
 
 
 def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Mapping[str, Any]) -> Sites:
-    """
-    The given numbers as arrays like the sites.
-
-    :param sites: the hierarchical sites of the model.
-    :raises ValueError: for other sites, or arrays of another shape.
-    """
+    """The given numbers as arrays like the sites. Raises a ValueError for sites without a centring, or other shapes."""
     for name, share in centering.items():
         if name not in prototype:
             raise ValueError(f"centering names {name!r}, which is no latent site; these are {sorted(prototype)}.")

@@ -113,12 +113,8 @@ def given_transform(name: str, fn: Distribution, transforms: Transforms | None) 
 
 def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> handlers.substitute:
     """
-    The model with latents at the values that correspond to the unconstrained ``z``, and for each latent a factor
-    ``_{site}_log_det``: the log determinant of the Jacobian, which makes the density one of ``z``.
-
-    :param fn: model.
-    :param z: unconstrained values by site.
-    :param transforms: site -> transform from unconstrained values to the support; ``biject_to`` for other sites.
+    The model with latents at the values of the unconstrained ``z``, and for each latent a factor ``_{site}_log_det``:
+    the log determinant of the Jacobian, which makes the density one of ``z``.
     """
     return handlers.substitute(fn, substitute_fn=partial(_transformed, z, transforms or {}))
 
@@ -132,7 +128,7 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     step = site["infer"].get(SCAN_INDEX)
     if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):
         x = x[step]  # inside a scan, z has a value for each step
-    if given_transform(name, fn, transforms) is None and _is_real(fn.support):
+    if given_transform(name, fn, transforms) is None and elementwise(fn.support) is constraints.real:
         return x
     value = transform(x)
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
@@ -142,7 +138,8 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
     return value
 
 
-def _is_real(support: Any) -> bool:
-    if isinstance(support, constraints.independent):
+def elementwise(support: Any) -> Any:
+    """The constraint of each element of a support."""
+    while isinstance(support, constraints.independent):
         support = support.base_constraint
-    return support is constraints.real
+    return support

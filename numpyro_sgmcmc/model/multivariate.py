@@ -26,17 +26,11 @@ WRITTEN_OUT = 8  # coordinates of a system that is solved without LAPACK, which 
 
 
 class Multivariate(NamedTuple):
-    """
-    A site a = loc + scale e.
+    """A site a = loc + scale e."""
 
-    - **loc** - shape ``(..., n)``.
-    - **scale** - R, lower triangular, shape ``(..., n, n)``.
-    - **mask** - which of the elements have a density.
-    """
-
-    loc: Any
-    scale: Any
-    mask: Any = True
+    loc: Any  # shape (..., n)
+    scale: Any  # R, lower triangular, shape (..., n, n)
+    mask: Any = True  # which of the elements have a density
 
     def transform(self, share: jax.Array) -> Transform:
         """From the partially centred variable to the value of the site; ``share`` is lambda."""

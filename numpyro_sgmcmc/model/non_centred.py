@@ -28,17 +28,11 @@ _TAKES = {p.gather_p, p.dynamic_slice_p, p.slice_p}
 
 
 class Chain(NamedTuple):
-    """
-    How a value is computed from a site.
+    """How a value is computed from a site."""
 
-    - **aligned** - it has the elements of the site in their order; otherwise some of them, in any order.
-    - **uniform** - m and s are the same for all elements.
-    - **factors** - the numbers of the factors of s that depend on other latents.
-    """
-
-    aligned: bool = True
-    uniform: bool = True
-    factors: frozenset[int] = frozenset()
+    aligned: bool = True  # it has the elements of the site in their order; otherwise some of them, in any order
+    uniform: bool = True  # m and s are the same for all elements
+    factors: frozenset[int] = frozenset()  # the numbers of the factors of s that depend on other latents
 
 
 class NonCentred:
@@ -65,16 +59,18 @@ class NonCentred:
         outputs = jax.tree.unflatten(jax.tree.structure(shapes), self._program.outputs)
         self._rows = dict(zip(self._program.inputs[len(self._names) :], jax.tree.leaves(dict(rows))))
         by_row, of_latents = map(self._program.dependents, (self._rows, self._inputs.values()))
-        found = {}
+        replaced = {}
         for name in names:
             others = {k for site, leaves in outputs.items() if site != name for k in jax.tree.leaves(leaves)}
             chosen = self._chosen(self._inputs[name], others, by_row, of_latents)
             if chosen is not None:
-                found[name] = chosen
+                replaced[name] = chosen
         # the location and the scale of a site can depend on the sites whose values are computed before
-        self._values = {name: number for name, (number, _) in sorted(found.items(), key=lambda item: item[1][0])}
+        self._values = {name: number for name, (number, _) in sorted(replaced.items(), key=lambda item: item[1][0])}
         self.scales = {
-            name: frozenset(site for site, k in self._inputs.items() if self._program.dependents([k]) & found[name][1])
+            name: frozenset(
+                site for site, k in self._inputs.items() if self._program.dependents([k]) & replaced[name][1]
+            )
             for name in self._values
         }
 
@@ -127,12 +123,7 @@ class NonCentred:
         return pair[0].reshape(shape.shape), pair[1].reshape(shape.shape)
 
     def as_written(self, z: Sites, centering: Sites) -> tuple[Sites, jax.Array]:
-        """
-        The values of the sites as the model has them, and the log determinant of their derivative.
-
-        :param z: the sampled variables.
-        :param centering: lambda of each of the sites.
-        """
+        """The values of the sites as the model has them, and the log determinant of their derivative."""
         log_det = jnp.zeros(())
         for name in self._values:  # in this order
             shift, factor = self._affine(name, z, centering[name])

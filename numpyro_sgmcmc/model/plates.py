@@ -1,6 +1,4 @@
-"""
-Determines the minibatched plates and their batch sizes, from the model's declarations and ``batch_size``.
-"""
+"""Determines the minibatched plates and their batch sizes, from the model's declarations and ``batch_size``."""
 
 from collections.abc import Mapping
 from typing import Any

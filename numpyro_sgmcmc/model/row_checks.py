@@ -40,9 +40,7 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
 
 
 def check_sparse(cut: Structure, plates: Mapping[str, Plate], args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """
-    :raises ValueError: for a sparse matrix of which each row of a minibatch is looked up among all its elements.
-    """
+    """Raises a ValueError for a sparse matrix of which each row of a minibatch is looked up among all its elements."""
     for name in sparse_arguments(args, kwargs):
         for use in cut.whole:
             if use.argument.startswith(name) and use.depends & plates.keys():
@@ -53,9 +51,7 @@ def check_sparse(cut: Structure, plates: Mapping[str, Plate], args: tuple, kwarg
 
 
 def check_observations(structure: Structure) -> None:
-    """
-    :raises ValueError: for an observed site whose values and distribution are combined each with each.
-    """
+    """Raises a ValueError for an observed site whose values and distribution are combined each with each."""
     for name, site in structure.sites.items():
         if site.crossed:
             values, batch = site.crossed
@@ -67,9 +63,7 @@ def check_observations(structure: Structure) -> None:
 
 
 def check_missing(structure: Structure) -> None:
-    """
-    :raises ValueError: for a site that depends on the missing values of a site with ``obs_mask=``.
-    """
+    """Raises a ValueError for a site that depends on the missing values of a site with ``obs_mask=``."""
     for name, site in structure.sites.items():
         for used in site.uses:
             if used.startswith(MISSING):
@@ -83,10 +77,8 @@ def check_missing(structure: Structure) -> None:
 
 def check_lengths(cut: Structure, plates: Mapping[str, Plate]) -> None:
     """
-    JAX clamps an index beyond the end of an array, so a wrong length gives wrong rows and no error. Data that are too
-    long are also an error; but an array that the model computes may be longer than the plate, for example a forecast.
-
-    :raises ValueError: for an array whose length is not that of the plate that indexes it.
+    Raises a ValueError for an array whose length is not that of the plate that indexes it: JAX clamps an index beyond
+    the end. An array that the model computes may be longer than the plate, for example a forecast.
     """
     # for a series of T numbers: y[rows] and y[rows + 1] in a plate of T - 1
     by_rows = [lookup for lookup in cut.lookups if not lookup.codes]

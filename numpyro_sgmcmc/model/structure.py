@@ -87,9 +87,7 @@ def outline(
     batch_sizes: Mapping[str, int],
     transforms: Transforms | None = None,
 ) -> Structure:
-    """
-    Traces the model once, abstractly, with the named plates cut to the given lengths.
-    """
+    """Traces the model once, abstractly, with the named plates cut to the given lengths."""
     chosen = minibatch(model)
     statements, facts, lookups, whole = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
     log_densities, values, observed = facts
@@ -188,9 +186,7 @@ def _some_value(site: Any) -> Any:
 
 
 def log_density(name: str, site: Any) -> jax.Array:
-    """
-    The log density of a site, scaled only by weights of its elements. If it fails, ``name`` is read from the traceback.
-    """
+    """The log density, scaled only by weights of its elements. If it fails, ``name`` is read from the traceback."""
     density, scale = site["fn"].log_prob(site["value"]), site["scale"]
     return density if scale is None or not jnp.ndim(scale) else density * scale
 
@@ -263,9 +259,7 @@ def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | No
 
 
 def _is_outer(shape: tuple[int, ...], values: tuple[int, ...], own: tuple[int, ...], plates: Mapping[str, int]) -> bool:
-    """
-    Whether a log density has more elements than both the values and their distribution, in a dimension without a plate.
-    """
+    """Whether, in a dimension without a plate, each value is combined with each element of the distribution."""
     without_plate = [k for k in range(-len(shape), 0) if shape[k] > 1 and k not in plates.values()]
     smaller, larger = sorted([math.prod(values), math.prod(own)])
     return bool(without_plate) and 1 < smaller and larger < math.prod(shape)

@@ -31,7 +31,7 @@ def compiled(
     """
 
     def on_potential(args, kwargs, *rest):
-        return fn(ModelPotential.of(model, args, kwargs, batch_size, transforms), *rest)
+        return fn(ModelPotential.from_model(model, args, kwargs, batch_size, transforms), *rest)
 
     return on_data(on_potential, model_args, model_kwargs)
 

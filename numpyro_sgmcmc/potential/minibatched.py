@@ -3,8 +3,9 @@ Decides which plates are minibatched, and refuses models that cannot be sampled 
 plate and a remedy.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 
@@ -27,6 +28,9 @@ from numpyro_sgmcmc.model.structure import Structure, log_density, outline
 from numpyro_sgmcmc.types import Plate
 from numpyro_sgmcmc.utils.compat import local_in_failing_frame
 
+Outline: TypeAlias = Callable[[Mapping[str, int]], Structure]
+"""Plate -> number of rows to which it is cut -> the structure of the model."""
+
 
 class NeedsValues(ValueError):
     """A model needs the value of a traced array."""
@@ -40,14 +44,14 @@ def checked_structure(
     transforms: Transforms | None = None,
 ) -> tuple[dict[str, Plate], Structure]:
     """
-    The minibatched plates, and the structure of the model with these plates cut to minibatches.
-
-    :raises ValueError: for anything that would make the minibatch potential wrong; the message names the site or plate.
+    The minibatched plates, and the structure of the model with these plates cut to minibatches. Raises a ValueError for
+    anything that would make the minibatch potential wrong, with the name of the site or plate.
     """
     gibbs_sites = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
-    whole = _outline_of_all_rows(model, args, kwargs, transforms)
+    outline_of = partial(outline, model, args, kwargs, transforms=transforms)
+    whole = _outline_of_all_rows(outline_of, args, kwargs)
     if isinstance(model, drawn_locally):
-        return _with_local_sites(model, args, kwargs, batch_size, transforms, whole)
+        return _with_local_sites(model, args, kwargs, batch_size, outline_of, whole)
     check_missing(whole)
     _check_latents(whole)
     if batch_size == AUTOMATIC:
@@ -66,14 +70,14 @@ def checked_structure(
         for plate in site.plates:
             if plate in plates:
                 raise ValueError(local_message(name, plate))
-    structure = _cut(model, args, kwargs, plates, transforms) if plates else whole
+    structure = _cut(model, args, kwargs, plates, outline_of) if plates else whole
     check_observations(whole)
-    _check_other_plates(model, args, kwargs, transforms, whole, plates)
+    _check_other_plates(outline_of, whole, plates)
     return plates, structure
 
 
 def _with_local_sites(
-    model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: Any, transforms: Transforms | None, whole: Structure
+    model: Any, args: tuple, kwargs: Mapping[str, Any], batch_size: Any, outline_of: Outline, whole: Structure
 ) -> tuple[dict[str, Plate], Structure]:
     if GIBBS_SITES_KWARG in kwargs:
         raise ValueError(
@@ -87,7 +91,7 @@ def _with_local_sites(
             "local= draws the latent sites of the rows of a minibatch, but no plate is minibatched. Give "
             "batch_size={plate: rows}. For all of the data leave local= out: all sites are then sampled alike."
         )
-    cut = _cut(model, args, kwargs, plates, transforms)
+    cut = _cut(model, args, kwargs, plates, outline_of)
     _check_latents(cut)
     if not any(site.plates.keys() & plates.keys() for site in whole.latents.values()):
         raise ValueError(
@@ -95,17 +99,16 @@ def _with_local_sites(
             "are outside. Move the latent sites of the rows into the plate, or leave local= out."
         )
     check_observations(whole)
-    _check_other_plates(model, args, kwargs, transforms, whole, plates)
+    _check_other_plates(outline_of, whole, plates)
     return plates, cut
 
 
 def _cut(
-    model: Any, args: tuple, kwargs: Mapping[str, Any], plates: Mapping[str, Plate], transforms: Transforms | None
+    model: Any, args: tuple, kwargs: Mapping[str, Any], plates: Mapping[str, Plate], outline_of: Outline
 ) -> Structure:
     """The structure of the model with its plates cut to minibatches, after all checks."""
-    sizes = {name: plate.batch_size for name, plate in plates.items()}
     try:
-        cut = outline(model, args, kwargs, sizes, transforms)
+        cut = outline_of({name: plate.batch_size for name, plate in plates.items()})
     except SiteError as error:
         raise ValueError(str(error)) from error
     except Exception as error:
@@ -124,34 +127,23 @@ def _cut(
     return cut
 
 
-def _check_other_plates(
-    model: Any,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    transforms: Transforms | None,
-    whole: Structure,
-    plates: Mapping[str, Plate],
-) -> None:
-    """
-    :raises ValueError: for data that do not fit a plate that is not minibatched.
-    """
+def _check_other_plates(outline_of: Outline, whole: Structure, plates: Mapping[str, Plate]) -> None:
+    """Raises a ValueError for data that do not fit a plate that is not minibatched."""
     others = {
         name: size for name, (size, _) in whole.plates.items() if name not in plates and name not in whole.unequal
     }
     if not others:
         return
     try:
-        indexed = outline(model, args, kwargs, others, transforms)
+        indexed = outline_of(others)
     except Exception:  # a model may need the numbers of such rows, for example to index a NumPy array
         return
     check_lengths(indexed, {name: Plate(size, size) for name, size in others.items()})
 
 
-def _outline_of_all_rows(
-    model: Any, args: tuple, kwargs: Mapping[str, Any], transforms: Transforms | None
-) -> Structure:
+def _outline_of_all_rows(outline_of: Outline, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
     try:
-        return outline(model, args, kwargs, {}, transforms)
+        return outline_of({})
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
         raise NeedsValues(
             "the model needs a traced value as a plain Python number, perhaps for the size of a plate. With "

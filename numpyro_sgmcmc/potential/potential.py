@@ -6,18 +6,17 @@ A potential is built anew from the arguments of every call and used in it only. 
 keep one.
 
 All latents are outside the minibatched plates; :mod:`~numpyro_sgmcmc.potential.minibatched` refuses others. Only
-``_trace`` gives the latents their values.
+``trace`` gives the latents their values.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 import copy
-import math
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from numpyro import handlers
 from numpyro.infer import init_to_uniform
 
@@ -26,9 +25,8 @@ from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
-from numpyro_sgmcmc.model.centering import LocationScale, centred_transforms, form_of, location_scale_sites
+from numpyro_sgmcmc.model.centering import location_and_scale_parents
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
-from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.model.non_centred import NonCentred
 from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
 from numpyro_sgmcmc.model.structure import Structure
@@ -38,7 +36,7 @@ from numpyro_sgmcmc.types import Plate, Rows, Sites
 
 class ModelPotential:
     """
-    The potential of a model for given arguments.
+    The potential of a model for given arguments, a :class:`~numpyro_sgmcmc.types.Potential`.
 
     :param model: NumPyro model.
     :param tuple args: its arguments; all arrays among them are JAX arrays.
@@ -47,9 +45,6 @@ class ModelPotential:
     :param structure: the model's structure.
     :param dict transforms: site -> NumPyro transform from unconstrained values to its support, instead of
         ``biject_to(support)``.
-
-    ``draws_local_sites`` says whether latent sites of the rows are drawn for each minibatch, ``keeps_local_values``
-    whether these draws start at the values of the previous visit.
     """
 
     def __init__(
@@ -66,16 +61,16 @@ class ModelPotential:
         self.transforms = transforms
         self.args, self.kwargs = args, dict(kwargs)
         self._weights: Mapping[str, Any] = {}
-        self._centering: Sites = {}  # of sites that the model has non-centred
-        self._non_centred: NonCentred | None = None
+        self.centering: Sites = {}  # of sites that the model has non-centred
+        self.non_centred: NonCentred | None = None
         self.draws_local_sites = isinstance(model, drawn_locally)
         self.keeps_local_values = keeps_values(model)
-        self._model = model
+        self.model = model
         if structure.has_params:
-            self._model = handlers.substitute(model, data=self._frozen())
+            self.model = handlers.substitute(model, data=self._frozen())
 
     @classmethod
-    def of(
+    def from_model(
         cls,
         model: Any,
         model_args: tuple,
@@ -83,11 +78,7 @@ class ModelPotential:
         batch_size: Any,
         transforms: Transforms | None = None,
     ) -> "ModelPotential":
-        """
-        The potential for a user's model and arguments.
-
-        :raises ValueError: see :func:`~numpyro_sgmcmc.potential.minibatched.checked_structure`.
-        """
+        """The potential for a user's model and arguments, after all checks of the model."""
         args, kwargs = indexable((model_args, {} if model_kwargs is None else model_kwargs))
         if not isinstance(model, drawn_locally):
             model = summed_out(model)
@@ -96,12 +87,10 @@ class ModelPotential:
 
     @property
     def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the unconstrained latents."""
         return self.structure.prototype
 
     @property
     def randomised(self) -> bool:
-        """Whether the model draws its own keys (``numpyro.prng_key()``)."""
         return self.structure.randomised
 
     @property
@@ -122,11 +111,7 @@ class ModelPotential:
 
     @property
     def devices(self) -> int:
-        """
-        The number of devices over which they are distributed.
-
-        :raises ValueError: if it is not the same for all.
-        """
+        """The number of devices over which they are distributed. Raises a ValueError if it is not the same for all."""
         numbers = {array.devices for array in self.sharded} or {1}
         if len(numbers) > 1:
             raise ValueError(
@@ -135,6 +120,13 @@ class ModelPotential:
             )
         return numbers.pop()
 
+    def replace(self, **parts: Any) -> "ModelPotential":
+        """A copy with other attributes."""
+        potential = copy.copy(self)
+        vars(potential).pop("hierarchies", None)
+        vars(potential).update(parts)
+        return potential
+
     def using_rows(
         self, rows: Rows, read: tuple[jax.Array, ...] = (), weights: Mapping[str, Any] = MappingProxyType({})
     ) -> "ModelPotential":
@@ -142,8 +134,7 @@ class ModelPotential:
         The potential in which the :attr:`row_sources` return the data of these rows that have already been read, each
         device looks up its own share of the rows, and the energies of the rows are weighted.
         """
-        potential = copy.copy(self)
-        potential._weights = weights
+        potential = self.replace(_weights=weights)
         lookups = dict(zip(map(id, self.row_sources), read)) | {id(array): True for array in self.sharded}
         if lookups:
             serve = lambda x: x.using_rows(rows.values(), lookups[id(x)]) if id(x) in lookups else x  # noqa: E731
@@ -152,7 +143,6 @@ class ModelPotential:
 
     @property
     def local_values(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the stored values of the local sites of a minibatch, with rows along axis 0."""
 
         def values(z, rows):
             return self.visit(z, rows, None, None)[1]
@@ -161,7 +151,7 @@ class ModelPotential:
 
     def _frozen(self) -> dict[str, Any]:
         """Values of the `param` sites, from their initialisers with a fixed key, so that all chains have the same."""
-        seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
+        seeded = handlers.seed(minibatch(self.model, self.some_rows()), jax.random.key(0))
         tr = handlers.trace(seeded).get_trace(*self.args, **self.kwargs)
         return {name: site["value"] for name, site in tr.items() if site["type"] == "param"}
 
@@ -173,15 +163,15 @@ class ModelPotential:
         with jax.ensure_compile_time_eval():
             return {name: jnp.arange(plate.batch_size, dtype=jnp.int32) for name, plate in self.plates.items()}
 
-    def _trace(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
+    def trace(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
         key = jax.random.key(0) if rng_key is None else rng_key
-        z, _ = self._as_written(z)
-        at_z = unconstrained(minibatch(self._model, rows, key), z, self.transforms)
+        z, _ = self.as_written(z)
+        at_z = unconstrained(minibatch(self.model, rows, key), z, self.transforms)
         return handlers.trace(at_z).get_trace(*self.args, **self.kwargs)
 
     def energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
         """Name, plates (name -> dim) and scaled energy, not summed, of every sample site."""
-        for name, site in self._trace(z, rows, rng_key).items():
+        for name, site in self.trace(z, rows, rng_key).items():
             if site["type"] == "sample":
                 log_prob = site["fn"].log_prob(site["value"])
                 if site["scale"] is not None:
@@ -190,19 +180,17 @@ class ModelPotential:
                 for plate in self._weights.keys() & plates.keys():
                     log_prob = log_prob * self._weights[plate].reshape(-1, *(1,) * (-plates[plate] - 1))
                 yield name, plates, -log_prob
-        if self._non_centred:
-            yield "_centering_log_det", {}, -self._as_written(z)[1]
+        if self.non_centred:
+            yield "_centering_log_det", {}, -self.as_written(z)[1]
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
-        """Energy of everything outside the minibatched plates, including the Jacobians of transforms; needs no data."""
         energies = self.energies(z, self.some_rows(), rng_key)
         return _sum(energy for _, plates, energy in energies if not self.plates.keys() & plates)
 
     def per_row(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
         """
-        Energy of each row in the batch, shape ``(batch_size,)``, without the factor N/n.
-
-        :raises ValueError: if not exactly one plate is minibatched, so that a row is not defined.
+        Energy of each row in the batch, shape ``(batch_size,)``, without the factor N/n. Raises a ValueError if not
+        exactly one plate is minibatched.
         """
         if len(self.plates) != 1:
             raise ValueError(
@@ -219,7 +207,6 @@ class ModelPotential:
         return total
 
     def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
-        """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself if no plate is minibatched."""
         return _sum(energy for _, _, energy in self.energies(z, rows, rng_key))
 
     def visit(
@@ -230,9 +217,8 @@ class ModelPotential:
 
         :param before: values by site, with rows along axis 0, and whether a row has any; None: no row has any.
         """
-        potential = copy.copy(self)
-        potential._model = visits = visit(self._model, before)
-        return potential.estimate(z, rows, rng_key), visits.values
+        visits = visit(self.model, before)
+        return self.replace(model=visits).estimate(z, rows, rng_key), visits.values
 
     def by_site(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> dict[str, jax.Array]:
         """The terms of :meth:`estimate`."""
@@ -247,7 +233,7 @@ class ModelPotential:
         one minibatch; and so are those that depend on missing values, which have no values.
         """
         constrained = {}
-        for name, site in self._trace(z, self.some_rows(), None).items():
+        for name, site in self.trace(z, self.some_rows(), None).items():
             deterministic = (
                 site["type"] == "deterministic"
                 and name not in self.structure.left_out + self.structure.with_missing
@@ -259,120 +245,68 @@ class ModelPotential:
 
     def site_values(self, z: Sites, rows: Rows) -> dict[str, Any]:
         """Constrained values of all sample and deterministic sites on these rows."""
-        trace = self._trace(z, rows, None)
+        trace = self.trace(z, rows, None)
         return {name: site["value"] for name, site in trace.items() if site["type"] in ("sample", "deterministic")}
 
     def with_values(self, values: dict[str, jax.Array]) -> "ModelPotential":
         """The potential of the model in which these values replace those of deterministic sites."""
-        potential = copy.copy(self)
-        potential._model = handlers.substitute(self._model, data=values)
-        return potential
+        return self.replace(model=handlers.substitute(self.model, data=values))
 
     def latents(self, z: Sites) -> dict[str, jax.Array]:
         """Constrained values of the latents."""
-        tr = self._trace(z, self.some_rows(), None)
+        tr = self.trace(z, self.some_rows(), None)
         return {name: tr[name]["value"] for name in z}
 
     def unconstrain(self, values: dict[str, jax.Array]) -> Sites:
         """The inverse of :meth:`constrain` for the latents among ``values``."""
-        seeded = handlers.seed(minibatch(self._model, self.some_rows()), jax.random.key(0))
+        seeded = handlers.seed(minibatch(self.model, self.some_rows()), jax.random.key(0))
         tr = handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*self.args, **self.kwargs)
         latents = values.keys() & self.prototype.keys()
         inverse = {name: transform_of(name, tr[name]["fn"], self.transforms).inv for name in latents}
         return {name: jnp.asarray(inverse[name](value)) for name, value in values.items() if name in latents}
 
-    # -- partial centring, see model.centering ---------------------------------------------------------------------
+    # -- other variables, see potential.centred --------------------------------------------------------------------
 
-    @property
-    def hierarchical_sites(self) -> dict[str, frozenset[str]]:
-        """The sites that have a centring, and the sites on which their scales depend."""
-        if self.draws_local_sites:
-            return {}
-        centred, non_centred = self._hierarchies()
-        return centred | non_centred.scales
+    @cached_property
+    def hierarchies(self) -> tuple[dict[str, frozenset[str]], NonCentred]:
+        """The sites that are centred, with the sites on which their scales depend, and those that are non-centred."""
+        trace = lambda z: self.trace(z, self.some_rows(), None)  # noqa: E731
+        parents = location_and_scale_parents(trace, self.structure, self.transforms)
+        centred = {name: scale for name, (loc, scale) in parents.items() if loc | scale}
+        return centred, self.non_centred_among(parents.keys() - centred.keys())
 
-    @property
-    def sites_to_centre(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """
-        Shapes and dtypes of the sites whose centring can be chosen: not those whose elements have scales of their own,
-        as those of a horseshoe have, because an element alone says little about its scale.
-        """
-        sizes = {name: math.prod(site.shape) for name, site in self.prototype.items()}
+    def non_centred_among(self, names: Iterable[str]) -> NonCentred:
+        """Those of these sites that the model has non-centred."""
 
-        def shares_scales(name):
-            return all(2 * sizes[other] < max(sizes[name], 3) for other in sites[name])
-
-        sites = self.hierarchical_sites
-        return {name: self.prototype[name] for name in self.prototype if name in sites and shares_scales(name)}
-
-    def _hierarchies(self) -> tuple[dict[str, frozenset[str]], NonCentred]:
-        """The sites that the model has centred, with those on which their scales depend; those it has non-centred."""
-        trace = lambda z: self._trace(z, self.some_rows(), None)  # noqa: E731
-        forms = location_scale_sites(trace, self.structure, self.transforms)
-        centred = {name: scale for name, (loc, scale) in forms.items() if loc | scale}
-        return centred, self._non_centred_among(forms.keys() - centred.keys())
-
-    def _non_centred_among(self, names: Iterable[str]) -> NonCentred:
         def parameters(z, rows):
-            trace = self._trace(z, rows, None).items()
+            trace = self.trace(z, rows, None).items()
             return {name: jax.tree.leaves(site["fn"]) for name, site in trace if site["type"] == "sample"}
 
         return NonCentred(parameters, self.prototype, self.some_rows(), names)
 
-    def centred(self, centering: Sites) -> "ModelPotential":
-        """The potential of the partially centred variables."""
-        if not centering:
-            return self
-        potential = copy.copy(self)
-        centred, non_centred = self._hierarchies()
-        potential.transforms = centred_transforms({k: v for k, v in centering.items() if k in centred}, self.transforms)
-        if names := non_centred.scales.keys() & centering.keys():
-            # the location and the scale are functions of the other variables, in which centred sites are transformed
-            potential._non_centred, potential._centering = potential._non_centred_among(names), centering
-        return potential
-
-    def is_as_written(self, centering: Sites) -> bool:
-        """Whether these are the variables of the model itself: 1 for sites that it has centred, 0 for the others."""
-        non_centred = self._hierarchies()[1].scales if centering else {}
-        return all(bool((np.asarray(share) == (name not in non_centred)).all()) for name, share in centering.items())
-
-    def _as_written(self, z: Sites) -> tuple[Sites, jax.Array]:
+    def as_written(self, z: Sites) -> tuple[Sites, jax.Array]:
         """z in the variables of the model's non-centred sites, and the log determinant."""
-        return self._non_centred.as_written(z, self._centering) if self._non_centred else (z, jnp.zeros(()))
-
-    @property
-    def non_centred(self) -> tuple[str, ...]:
-        """Those of the partially centred sites that the model has non-centred."""
-        return tuple(self._non_centred.scales) if self._non_centred else ()
-
-    def forms(self, z: Sites) -> dict[str, LocationScale | Multivariate]:
-        """The forms of the sites that have one; the scales of non-centred ones are those of the values made of them."""
-        trace, (z, _) = self._trace(z, self.some_rows(), None), self._as_written(z)
-        forms = {name: form for name in z if (form := form_of(trace[name]["fn"]))}
-        if self._non_centred:
-            for name in self.non_centred:
-                forms[name] = forms[name].scaled(jnp.abs(self._non_centred.location_and_scale(name, z)[1]))
-        return forms
+        return self.non_centred.as_written(z, self.centering) if self.non_centred else (z, jnp.zeros(()))
 
     def in_variables_of(self, other: "ModelPotential", z: Sites) -> Sites:
         """The unconstrained values that have the same sites in ``other``, the same model with other transforms."""
         if other.transforms is self.transforms:
             return z
-        tr = self._trace(z, self.some_rows(), None)
+        tr = self.trace(z, self.some_rows(), None)
         inverse = {name: transform_of(name, tr[name]["fn"], other.transforms).inv for name in z}
         z = {name: jnp.asarray(inverse[name](tr[name]["value"]), x.dtype) for name, x in z.items()}
-        return other._non_centred.as_sampled(z, other._centering) if other._non_centred else z
+        return other.non_centred.as_sampled(z, other.centering) if other.non_centred else z
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:
         """A start with finite energy and gradient on these rows, if NumPyro's search finds one."""
-        usual = ModelPotential(self._model, self.args, self.kwargs, self.plates, self.structure)
+        usual = ModelPotential(self.model, self.args, self.kwargs, self.plates, self.structure)
         prototype = self.prototype
         if self.transforms:  # the search is in NumPyro's own coordinates
             prototype = jax.eval_shape(lambda z: usual.unconstrain(self.latents(z)), prototype)
         prototype = {name: jnp.zeros(s.shape, s.dtype) for name, s in prototype.items()}
         (z, _, _), _ = find_valid_initial_params(
             rng_key,
-            minibatch(self._model, rows, jax.random.key(0)),
+            minibatch(self.model, rows, jax.random.key(0)),
             init_strategy=init_to_uniform if init_strategy is None else init_strategy,
             model_args=self.args,
             model_kwargs=self.kwargs,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numpyro_sgmcmc.utils.significance import graded
+from numpyro_sgmcmc.utils.wording import plain
 
 UNCERTAIN = 0.15  # a larger standard error is too large for a verdict
 
@@ -55,7 +56,7 @@ class Check:
         verdict, seen = graded(line.size, *self.bounds) if bound else "", line.seen
         if verdict == "ok" and not line.error <= UNCERTAIN:
             verdict, remedy = "doubtful", "Use a larger num_samples"
-            seen = f"its standard error is {line.error:.2g}, which is too large for a verdict"
+            seen = f"its standard error of {plain(line.error, 2)} is too large for a verdict"
         return line._replace(title=self.title, bound=bound, verdict=verdict, seen=seen, remedy=line.remedy or remedy)
 
 

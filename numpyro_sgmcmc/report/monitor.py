@@ -45,7 +45,7 @@ class Monitor(NamedTuple):
         return jnp.stack([jnp.broadcast_to(jnp.asarray(number, jnp.float32), shape) for number in self], -1)
 
     @classmethod
-    def of(cls, packed: Any) -> "Monitor":
+    def unpacked(cls, packed: Any) -> "Monitor":
         """The numbers of a whole run."""
         by_name = dict(zip(cls._fields, np.moveaxis(np.asarray(packed), -1, 0)))
         return cls(**{name: x.astype(DTYPES.get(name, x.dtype)) for name, x in by_name.items()})._replace(chain=())

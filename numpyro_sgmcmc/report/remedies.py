@@ -10,7 +10,7 @@ from numpyro_sgmcmc.report.statistics import is_arriving, still_falling
 NOISY = 0.05  # a predicted inflation above which minibatch noise is the likely cause
 MORE_WARM_UP, MORE_DRAWS, MORE_ROWS = "a larger num_warmup", "a larger num_samples", "a larger batch_size"
 SMALLER_STEPS = "a smaller step_size"
-OTHER_PARAMETERS = f"{MORE_WARM_UP}; if that does not help, other parameters of the model"
+OTHER_PARAMETERS = f"{MORE_WARM_UP}. If that does not help, write the model in other parameters"
 
 
 class Remedies(NamedTuple):
@@ -25,7 +25,7 @@ class Remedies(NamedTuple):
     arriving: bool = False  # whether the chains were still on their way when the draws began
 
     @classmethod
-    def of(cls, monitor: Monitor) -> "Remedies":
+    def for_run(cls, monitor: Monitor) -> "Remedies":
         """The remedies for the run with this monitor."""
         tuned, inflated = bool(np.any(monitor.num_steps)), not np.all(monitor.inflation[:, -1] <= NOISY)
         noisy = not tuned or bool(np.any(monitor.noise[:, -1]))
@@ -51,7 +51,7 @@ class Remedies(NamedTuple):
     @property
     def mixing(self) -> str:
         """For chains in different regions."""
-        return f"{MORE_WARM_UP}; if that does not help, there are several modes"
+        return f"{MORE_WARM_UP}. If that does not help, the posterior has several modes"
 
     def hot(self, mean: float) -> str:
         """For a kinetic temperature. Thermostats that have grown on the way from a distant start make it too low."""

@@ -18,11 +18,13 @@ import numpy as np
 
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
+from numpyro_sgmcmc.report.remedies import SMALLER_STEPS
+from numpyro_sgmcmc.report.run_checks import Kept
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.tuning.pilot import score_limit
 from numpyro_sgmcmc.utils.compat import stack_level
 from numpyro_sgmcmc.utils.significance import worst
+from numpyro_sgmcmc.utils.wording import plain
 
 logger = logging.getLogger(__name__.partition(".")[0])
 LENGTH = 4 * 100  # characters of a warning: four lines
@@ -63,7 +65,7 @@ def _rebuild(fixed: tuple[int, ScoreAverages], children: Any) -> Any:
     collected = Collected(packed, *fixed)
     if not collected.is_whole_run():
         return collected
-    monitor = Monitor.of(packed)
+    monitor = Monitor.unpacked(packed)
     if _reported[0] is None or _reported[0]() is not packed:  # some transformations rebuild a tree twice
         _reported[0] = weakref.ref(packed)
         report(monitor, collected.averages, collected.chains)
@@ -74,13 +76,7 @@ jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (nod
 
 
 def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> None:
-    """
-    Warns, once, of all that is not right with a run and worth it. Logs the results of its warm-up at level INFO.
-
-    :param monitor: arrays of shape ``(chains, draws)``.
-    :param averages: the latent sites.
-    :param int chains: number of chains that are tuned together.
-    """
+    """Warns, once, of all that is not right with a run and worth it, and logs the results of its warm-up."""
     run = Kept(monitor, averages, score_limit(averages.coordinates, chains))
     last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}
     tuned = last["num_steps"] > 0
@@ -88,8 +84,8 @@ def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> 
         logger.info(
             f"found in the warm-up: step_size {last['step_size']:.3g} in coordinates that standardise the posterior, "
             f"steps_per_sample {last['num_steps']:.0f}, variance of the gradient noise at most {last['noise']:.3g}; "
-            f"{last['passes']:.3g} passes over the data in the search; verdict of the check: "
-            f"{verdict_on_warm_up(run.scores, run.limit)}."
+            f"{plain(last['passes'])} passes over the data in the search; verdict of the check: "
+            f"{run.of_warm_up}."
         )
     if run.warnings:
         warnings.warn(_text(run.warnings, last["step_size"]), stacklevel=stack_level())
@@ -99,8 +95,8 @@ def _text(lines: list[Line], step_size: float) -> str:
     """The warning: what is wrong first of all, what to do about it, and what else is wrong."""
     verdict = worst(*(line.verdict for line in lines))
     first = next(line for line in lines if line.explains or line.verdict == verdict)
-    known = f" The step_size is {step_size:.3g}." * ("step_size" in first.remedy)
-    begin = f"the draws are {verdict}: {first.seen}. {first.remedy}.{known}"
+    remedy = first.remedy.replace(SMALLER_STEPS, f"{SMALLER_STEPS} than {step_size:.3g}")
+    begin = f"the draws are {verdict}: {first.seen}. {remedy}."
     end = " numpyro_sgmcmc.summary(mcmc, *args) shows more."
     others, also = [line.seen.partition(": ")[0] for line in lines if line is not first], ""  # without their causes
     for k in range(len(others), -1, -1):  # as many as there is room for

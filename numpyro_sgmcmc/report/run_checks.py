@@ -27,6 +27,7 @@ from numpyro_sgmcmc.report.statistics import (
 )
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat as mixing, unequal_spread
 from numpyro_sgmcmc.utils.significance import VARIANCE
+from numpyro_sgmcmc.utils.wording import inflation as in_words, plain, ratio
 
 STUCK = 100  # steps refused in a row after which a chain is reported
 SELDOM = 0.01  # share of draws with a refused step that is doubtful
@@ -75,12 +76,12 @@ class Kept:
     def verdict(self) -> RunVerdict:
         """The verdict of the identities of the score at the draws."""
         kept, shape = self.monitor._asdict(), np.shape(self.monitor.step_size)
-        return RunVerdict.of(RunNumbers(*(np.broadcast_to(kept[name], shape) for name in RunNumbers._fields)))
+        return RunVerdict.from_numbers(RunNumbers(*(np.broadcast_to(kept[name], shape) for name in RunNumbers._fields)))
 
     @cached_property
     def use(self) -> Remedies:
         """What the user may change."""
-        return Remedies.of(self.monitor)
+        return Remedies.for_run(self.monitor)
 
     @cached_property
     def stuck(self) -> np.ndarray:
@@ -99,6 +100,11 @@ class Kept:
         """Gradient, virial and R-hat of the check of the warm-up, the largest of chains that were tuned one by one."""
         return [float(np.max(x[:, -1])) for x in (self.monitor.gradient, self.monitor.virial, self.monitor.r_hat)]
 
+    @property
+    def of_warm_up(self) -> str:
+        """The verdict of the check of the warm-up."""
+        return verdict_on_warm_up(self.scores, self.limit)
+
     def worst(self, sizes: np.ndarray) -> tuple[float, dict[str, str]]:
         """The largest of some numbers by coordinate, and where it is."""
         k = int(np.argmax(sizes))
@@ -107,7 +113,7 @@ class Kept:
 
 @CHECKS.add("data", (0, math.inf), "the same", "Start a new run with these data")
 def data(run: Kept) -> Line | None:
-    seen = "the run was resumed with other data, and its state still belongs to the old ones"
+    seen = "the run was resumed with other data than those it began with"
     return Line(None, "changed", seen=seen, size=1, explains=True) if np.any(run.monitor.data_changed) else None
 
 
@@ -149,10 +155,11 @@ def refused(run: Kept) -> Line:
 def _what_is_stuck(in_a_row: np.ndarray, stuck: np.ndarray) -> str:
     which, most = "the last step of every draw", in_a_row.max()
     if most >= STUCK:
-        which = f"every step for a while (up to {most} in a row)"
+        which = f"every step, up to {most} in a row"
     numbers = ", ".join(map(str, stuck[:8])) + ", ..." * (len(stuck) > 8)
     chains = f"{len(stuck)} of {len(in_a_row)} chains ({numbers}) have" if len(in_a_row) > 1 else "the chain has"
-    return f"{chains} refused {which}: they end outside the support, or at an energy that is too high or not finite"
+    where = "out of the support, or to an energy that is too high or not finite"
+    return f"{chains} refused {which}: the steps lead {where}"
 
 
 @CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "")
@@ -162,15 +169,17 @@ def kinetic_temperature(run: Kept) -> Line | None:
         return None
     line, blatant = deviation_from_1(T, run.coordinates), off_temperature(T)
     line = line._replace(remedy=f"Use {run.use.hot(line.value)}")
-    cause = ": thermostats that grew on the way from a distant start, or refused steps, slow down the momentum"
+    cause = ": steps were refused, or the thermostats have grown on the way from a distant start"
     if line.value > 1:
-        cause = "" if run.use.arriving else ": the steps or the minibatch noise are too large"
+        cause = ": the steps are too large" + ", or the minibatches too small" * run.use.noisy
+        cause *= not run.use.arriving
     if blatant:
-        seen = f"the kinetic temperature of the run is {blatant:.3g} instead of 1{cause}"
+        size = f"{plain(blatant)} instead of 1" if math.isfinite(blatant) else "not finite"
+        seen = f"the kinetic temperature of the run is {size}{cause}"
         return line._replace(seen=seen, size=math.inf, explains=True)
     known_to = f" +- {line.details['error']:.2g}" * math.isfinite(line.details["error"])
     return line._replace(
-        seen=f"the kinetic temperature is {line.value:.3g}{known_to} instead of 1{cause}",
+        seen=f"the kinetic temperature is {plain(line.value)}{known_to} instead of 1{cause}",
         error=0.0 if run.draws is None else line.error,  # only a summary says that it cannot tell
         warns=sure_temperature(T, run.coordinates),
     )
@@ -180,17 +189,17 @@ def kinetic_temperature(run: Kept) -> Line | None:
 def squared_steps(run: Kept) -> Line | None:
     jump = np.asarray(run.monitor.jump, float)
     late = float(jump[:, jump.shape[1] // 2 :].mean())
-    seen = f"the squared steps are {late:.3g} times those of the injected noise, so the draws are too wide"
-    line = Line(late, f"{late:.3g}", seen=seen, size=long_steps(jump, run.coordinates))
+    seen = f"the squared steps are {plain(late)} times those of the injected noise, so the draws are too wide"
+    line = Line(late, plain(late), seen=seen, size=long_steps(jump, run.coordinates))
     return line if jump.any() else None  # there is no such number for dynamics with a momentum
 
 
 @CHECKS.add("inflation that the warm-up predicts", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
 def tuned_inflation(run: Kept) -> Line | None:
     inflation = float(np.max(run.monitor.inflation[:, -1]))
-    size = f"by up to {inflation:.0%}" if inflation <= WIDE else "by more than can be predicted"
-    seen = f"minibatch noise increases variances {size}, as predicted"
-    line = Line(inflation, f"{inflation:.1%}", seen=seen, size=inflation)
+    size = f"increases a variance by {inflation:.0%}" if inflation <= WIDE else "more than doubles a variance"
+    seen = f"the warm-up predicts that minibatch noise {size}"
+    line = Line(inflation, in_words(inflation), seen=seen, size=inflation)
     return line if run.use.tuned or inflation else None
 
 
@@ -203,25 +212,20 @@ def warm_up(run: Kept) -> Line | None:
     if run.verdict.decides:  # not the draws of the warm-up, unless those of the run have not mixed either
         failed = failed_scores([0.0, 0.0, R * (mixing(np.asarray(run.monitor.place, float)) > MIXED)], run.limit)
     z = float(np.maximum(gradient, virial))
-    seen = f"{' and '.join(failed)} at the end of the warm-up"
+    seen = f"the check at the end of the warm-up failed, as {' and '.join(failed)}"
     bound = f"z <= {run.limit:.1f}, R-hat <= {MIXED}"
     numbers = {"gradient": gradient, "virial": virial, "r_hat": R}
-    return Line(z, f"z = {z:.1f}, R-hat = {R:.2f}", bound, seen=seen, size=len(failed), details=numbers)
+    return Line(z, f"z = {plain(z)}, R-hat = {R:.2f}", bound, seen=seen, size=len(failed), details=numbers)
 
 
 def failed_scores(scores: Any, limit: float) -> list[str]:
-    """
-    The scores of the check of the warm-up that are too large, in words. NaN is too large.
-
-    :param scores: gradient, virial and R-hat, see :class:`~numpyro_sgmcmc.tuning.warm_up.Scores`.
-    :param limit: see :func:`~numpyro_sgmcmc.tuning.pilot.score_limit`.
-    """
+    """The scores of the check of the warm-up (gradient, virial, R-hat) that are too large, or NaN, in words."""
     names = "E[dU]", "E[(z - m) dU]", "R-hat"
-    sizes = "{:.1f} standard errors from 0", "{:.1f} standard errors from 1", "{:.2f}"
+    sizes = "{} standard errors from 0", "{} standard errors from 1", "{}"
     failed = []
     for score, bound, name, size in zip(scores, (limit, limit, MIXED), names, sizes):
         if not score <= bound:
-            text = "not a number" if np.isnan(score) else size.format(score)
+            text = "not a number" if np.isnan(score) else size.format(plain(float(score)))
             failed.append(f"{name} is {text}")
     return failed
 
@@ -233,13 +237,13 @@ def verdict_on_warm_up(scores: Any, limit: float) -> str:
 
 @CHECKS.add("score identities during the run", ERRORS, "certain errors <= {0}", "Use {run.use.accurate}")
 def run_scores(run: Kept) -> Line | None:
-    found = run.verdict
-    if not found.verdict:
+    verdict = run.verdict
+    if not verdict.verdict:
         return None
-    numbers, draws = found.numbers, run.monitor.step_size.shape[1]
+    numbers, draws = verdict.numbers, run.monitor.step_size.shape[1]
     size = abs(numbers.size) if numbers.score > 1 else 0.0
-    shown = f"{numbers.score:.2g} of the bound; {found.power(draws)}"
-    return Line(numbers.score, shown, seen=found.words(run.averages), size=size, details=numbers._asdict())
+    shown = f"{ratio(numbers.score)} of the bound; {verdict.power.words(run.of_warm_up == 'right', draws)}"
+    return Line(numbers.score, shown, seen=verdict.words(run.averages), size=size, details=numbers._asdict())
 
 
 @CHECKS.add("energy", (0, math.inf), "constant", f"Use {MORE_WARM_UP}")

@@ -28,23 +28,14 @@ FEW = 20  # gradients of a run that are needed for a standard error
 
 
 class RunNumbers(NamedTuple):
-    """
-    What the identities say about a run so far.
+    """What the identities say about a run so far."""
 
-    - **gradients** - number of draws whose gradients were used.
-    - **series** - number of the average that is worst, in the order of :class:`ScoreAverages`.
-    - **size** - its deviation, in sds or relative to the variance.
-    - **error** - its standard error.
-    - **score** - the size of its z-score, relative to the limit; of all averages the largest one.
-    - **least_shift**, **least_inflation** - the smallest error of a mean, in sds, and of a variance that would have
-      been seen, in the worst global coordinate.
-    """
-
-    gradients: Any
-    series: Any
-    size: Any
-    error: Any
-    score: Any
+    gradients: Any  # number of draws whose gradients were used
+    series: Any  # number of the average that is worst, in the order of ScoreAverages
+    size: Any  # its deviation, in sds or relative to the variance
+    error: Any  # its standard error
+    score: Any  # the size of its z-score, relative to the limit; of all averages the largest one
+    # the smallest errors that would have been seen in the worst global coordinate: of a mean, in sds, and of a variance
     least_shift: Any
     least_inflation: Any
 
@@ -52,16 +43,13 @@ class RunNumbers(NamedTuple):
 class ScoreAverages(NamedTuple):
     """
     The averages of a model: the d means, the d variances, and the mean variance of each site of several coordinates.
-
-    - **sites** - names and sizes, in the order of ``ravel_pytree``.
-    - **in_plates** - names of the sites in plates, whose elements are not global.
     """
 
-    sites: tuple[tuple[str, int], ...]
-    in_plates: frozenset[str] = frozenset()
+    sites: tuple[tuple[str, int], ...]  # names and sizes, in the order of ravel_pytree
+    in_plates: frozenset[str] = frozenset()  # names of the sites in plates, whose elements are not global
 
     @classmethod
-    def of(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "ScoreAverages":
+    def for_model(cls, prototype: Mapping[str, jax.ShapeDtypeStruct], in_plates: Any = ()) -> "ScoreAverages":
         """The averages of a model whose latents have these shapes."""
         return cls(tuple((name, prototype[name].size) for name in sorted(prototype)), frozenset(in_plates))
 
@@ -111,34 +99,21 @@ class ScoreAverages(NamedTuple):
 
 
 class RunScores(NamedTuple):
-    """
-    The state of the averages, shared by the chains of a state.
+    """The state of the averages, shared by the chains of a state."""
 
-    - **draws** - draws of each chain so far.
-    - **places** - positions of each chain in ``center``.
-    - **center** - c, the mean of these positions, shape ``(d,)``.
-    - **spread** - the sum of their squared distances from c.
-    - **scatter** - that of the products of two coordinates in the warm-up, from which S is computed, shape ``(d, d)``;
-      empty if S is known or the identity.
-    - **means** - the averages.
-    - **numbers** - :class:`RunNumbers`, as one array.
-    """
-
-    draws: jax.Array
-    places: jax.Array
-    center: jax.Array
-    spread: jax.Array
+    draws: jax.Array  # draws of each chain so far
+    places: jax.Array  # positions of each chain in center
+    center: jax.Array  # c, the mean of these positions, shape (d,)
+    spread: jax.Array  # the sum of their squared distances from c
+    # that of the products of two coordinates in the warm-up, from which S is computed, shape (d, d); empty if S is
+    # known or the identity
     scatter: jax.Array
-    means: BlockMeans
-    numbers: jax.Array
+    means: BlockMeans  # the averages
+    numbers: jax.Array  # RunNumbers, as one array
 
     @classmethod
     def zeros(cls, averages: ScoreAverages, chains: int, dtype: Any, learns: bool) -> "RunScores":
-        """
-        Before the first draw.
-
-        :param learns: whether S is computed from the warm-up.
-        """
+        """Before the first draw. ``learns``: whether S is computed from the warm-up."""
         d = averages.coordinates
         zeros, zero = jnp.zeros(d, dtype), jnp.zeros((), dtype)
         k = d if learns and d <= DENSE else 0
@@ -147,11 +122,7 @@ class RunScores(NamedTuple):
         return cls(jnp.zeros((), jnp.int32), zero, zeros, zeros, jnp.zeros((k, k), dtype), means, numbers)
 
     def learn(self, z: jax.Array) -> "RunScores":
-        """
-        With a position of each chain in the warm-up.
-
-        :param z: shape ``(chains, d)``.
-        """
+        """With a position of each chain in the warm-up. ``z``: shape ``(chains, d)``."""
         before, places, center, spread = self._moved(z)
         scatter = self.scatter
         if scatter.size:
@@ -161,9 +132,6 @@ class RunScores(NamedTuple):
     def times(self, g: jax.Array, ones: jax.Array) -> tuple[jax.Array, jax.Array]:
         """
         S g for a gradient of each chain, and the diagonal of S, up to a common factor; both as given if S is known.
-
-        :param g: shape ``(chains, d)``.
-        :param ones: the diagonal without S.
         """
         if not self.scatter.size:
             return g, ones
@@ -173,17 +141,11 @@ class RunScores(NamedTuple):
         return g @ jnp.where(known, self.scatter, eye), jnp.where(known, diagonal, ones)
 
     def add(self, averages: ScoreAverages, z: jax.Array, v: jax.Array, diagonal: jax.Array) -> "RunScores":
-        """
-        With another draw of each chain.
-
-        :param z: the draws, shape ``(chains, d)``.
-        :param v: S times the gradients there, of the same shape.
-        :param diagonal: that of S.
-        """
+        """With another draw of each chain, S times the gradients there, and the diagonal of S."""
         # the positions of the warm-up count as one, because they may be far away
         begins = (self.draws == 0) & (self.places > 0)
-        one = self._replace(places=jnp.where(begins, 1, self.places), spread=jnp.where(begins, 0, self.spread))
-        away, places, center, spread = one._moved(z)
+        restarted = self._replace(places=jnp.where(begins, 1, self.places), spread=jnp.where(begins, 0, self.spread))
+        away, places, center, spread = restarted._moved(z)
         scale = jnp.sqrt(diagonal)
         product = away * v / diagonal - 1
         means = self.means.add(jnp.concatenate([v / scale, product, averages.over_sites(product)], -1))
@@ -204,16 +166,16 @@ class RunScores(NamedTuple):
 
 def _numbers(averages: ScoreAverages, means: BlockMeans, sd: jax.Array) -> jax.Array:
     """:class:`RunNumbers` of the averages, as one array."""
-    found, d = means.estimates(), averages.coordinates
+    estimates, d = means.estimates(), averages.coordinates
     limits = jnp.asarray(averages.limits(), sd.dtype)
     # the error of a mean is that of u, in units of the draws' sd
     units = jnp.concatenate([sd, jnp.ones(len(limits) - d, sd.dtype)])
-    size, error = found.mean * units, found.error * units
-    score = jnp.where(found.count > FEW, found.scores() / limits, 0)
-    score = jnp.where(jnp.isnan(found.mean), jnp.inf, score)
+    size, error = estimates.mean * units, estimates.error * units
+    score = jnp.where(estimates.count > FEW, estimates.scores() / limits, 0)
+    score = jnp.where(jnp.isnan(estimates.mean), jnp.inf, score)
     # of those that are certain the largest, otherwise that with the largest score
     rank = jnp.where(score > 1, 1 + jnp.nan_to_num(jnp.abs(size), nan=jnp.inf), jnp.minimum(score, 1))
     worst = jnp.argmax(rank)
-    least = jnp.where(averages.is_global(), (found.visible(limits) * units)[: 2 * d].reshape(2, d), 0).max(1)
-    numbers = RunNumbers(found.count, worst, size[worst], error[worst], score.max(), *least)
+    least = jnp.where(averages.is_global(), (estimates.visible(limits) * units)[: 2 * d].reshape(2, d), 0).max(1)
+    numbers = RunNumbers(estimates.count, worst, size[worst], error[worst], score.max(), *least)
     return jnp.stack([number.astype(sd.dtype) for number in numbers])

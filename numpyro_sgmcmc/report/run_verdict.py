@@ -1,11 +1,13 @@
 """The verdict of the identities of the score at the end of a run, and its words."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, ScoreAverages
 from numpyro_sgmcmc.utils.significance import graded
+from numpyro_sgmcmc.utils.wording import plain, ratio
 
 ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
 UNFIT = "does not fit the gradients at the draws"
@@ -13,48 +15,82 @@ KNOWN = 1.0  # larger errors, in sds or relative to a variance, are not known to
 BLIND = 4.0  # a run that would have to be longer by more than this factor is unchecked
 
 
-class RunVerdict(NamedTuple):
+class Power(NamedTuple):
     """
-    - **numbers** - :class:`RunNumbers`, as Python numbers.
-    - **verdict** - ``"ok"``, ``"doubtful"``, ``"wrong"``, or empty if the draws were not checked.
+    The smallest errors that would have been found in the worst global coordinate: of a mean, in sds, and of a variance,
+    relative to it. The verdict and its words both follow from these numbers. If none would have been found, they are
+    infinite.
     """
 
-    numbers: RunNumbers
-    verdict: str
+    shift: float = math.inf
+    inflation: float = math.inf
+
+    @property
+    def needed(self) -> float:
+        """The factor by which a run must be longer, so that its draws alone decide."""
+        return (max(self) / ERRORS[1]) ** 2 if not any(map(math.isnan, self)) else math.nan
+
+    def is_enough(self, passed: bool) -> bool:
+        """
+        Whether a run in which nothing is wrong is right: an error of .3 sd, or 30 % of a variance, would have been
+        found, or twice as much, and the warm-up has passed its check.
+        """
+        return self.needed <= (BLIND if passed else 1)
+
+    def words(self, passed: bool, draws: int) -> str:
+        """
+        What would have been found, or how many draws are needed for a verdict.
+
+        :param passed: whether the warm-up has passed its check.
+        :param draws: draws of each chain.
+        """
+        if not self.is_enough(passed):
+            needed = f"; it needs about {plain(self.needed * draws, 2)} draws of each chain"
+            return "too few draws for a verdict" + needed * math.isfinite(self.needed)
+        errors = f"errors above {self.shift:.2g} sd of a mean and {self.inflation:.0%} of a variance"
+        by_warm_up = "; the check at the end of the warm-up has passed as well" * (not self.is_enough(False))
+        return f"{errors} would have been found{by_warm_up}"
+
+    def or_by(self, other: "Power") -> "Power":
+        """Of two checks of the same draws: what at least one of them would have found."""
+        return Power(*map(np.fmin, self, other))
+
+
+class RunVerdict(NamedTuple):
+    numbers: RunNumbers  # as Python numbers
+    verdict: str  # "ok", "doubtful", "wrong", or empty if the draws were not checked
+    power: Power = Power()  # the errors that would have been found
 
     @classmethod
-    def of(cls, numbers: RunNumbers) -> "RunVerdict":
+    def from_numbers(cls, numbers: RunNumbers) -> "RunVerdict":
         """
-        The verdict at the end of a run.
-
-        :param numbers: arrays of shape ``(chains, draws)``. Chains that run one by one have separate numbers: the worst
-            of them counts, and together they see what a longer chain would.
+        The verdict at the end of a run, from arrays of shape ``(chains, draws)``. Chains that run one by one have
+        separate numbers: the worst of them counts, and together they see what a longer chain would.
         """
         last = np.stack([np.asarray(part, float)[:, -1] for part in numbers], -1)
         chains = np.unique(last, axis=0)
         of_chain = [RunNumbers(*row) for row in chains.tolist()]
-        worst = max(of_chain, key=lambda one: (one.score > 1) * (abs(one.size) if one.size == one.size else np.inf))
+        size = lambda chain: np.inf if np.isnan(chain.size) else abs(chain.size)  # noqa: E731
+        worst = max(of_chain, key=lambda chain: size(chain) if chain.score > 1 else 0)
         least = np.sqrt((chains[:, -2:] ** 2).mean(0) / len(chains)).tolist()
         numbers = worst._replace(gradients=float(chains[:, 0].sum()), least_shift=least[0], least_inflation=least[1])
         if not numbers.gradients > FEW:
             return cls(numbers, "")
-        return cls(numbers, graded(abs(numbers.size), *ERRORS) if numbers.score > 1 else "ok")
+        return cls(numbers, graded(abs(numbers.size), *ERRORS) if numbers.score > 1 else "ok", Power(*least))
 
     @property
     def decides(self) -> bool:
-        """Whether an error of .3 sd, or 30 % of a variance, would have been seen, or an error has been."""
-        seen = max(self.numbers.least_shift, self.numbers.least_inflation) <= ERRORS[1]
-        return bool(self.verdict) and (seen or self.verdict != "ok")
+        """Whether the draws alone decide: they are enough, or an error has been found."""
+        return self.verdict in ("doubtful", "wrong") or self.power.is_enough(passed=False)
 
-    @property
-    def needed(self) -> float:
-        """The factor by which a run must be longer to decide."""
-        return (max(self.numbers.least_shift, self.numbers.least_inflation) / ERRORS[1]) ** 2
+    def after(self, of_warm_up: str) -> str:
+        """
+        The verdict on a run in which nothing else is wrong.
 
-    @property
-    def is_blind(self) -> bool:
-        """Whether even twice these errors would not have been seen: then the warm-up does not make it right."""
-        return bool(self.verdict) and not self.decides and not self.needed <= BLIND
+        :param of_warm_up: that of its warm-up, ``"right"``, ``"doubtful"`` or ``"unchecked"``.
+        """
+        enough = of_warm_up != "right" or self.power.is_enough(passed=True)
+        return "right" if self.decides else of_warm_up if enough else "unchecked"
 
     def words(self, averages: ScoreAverages) -> str:
         """What is wrong, and where."""
@@ -64,38 +100,24 @@ class RunVerdict(NamedTuple):
         what, where = averages.name(int(self.numbers.series))
         if what == "mean":
             return mean_in_words(where, size, error)
-        return variance_in_words(where if what == "variance" else f"{where}, averaged over the site,", size, error)
-
-    def power(self, draws: int) -> str:
-        """
-        The errors that would have been seen, or how many draws are needed for a verdict.
-
-        :param draws: draws of each chain.
-        """
-        numbers = self.numbers
-        if not np.isfinite(self.needed):
-            return "gradients are not finite"
-        if self.needed > 1:
-            return f"a verdict needs {self.needed * draws:.2g} draws of each chain"
-        return power_in_words(numbers.least_shift, numbers.least_inflation)
-
-
-def power_in_words(shift: float, inflation: float) -> str:
-    """The smallest errors that would have been found."""
-    if max(shift, inflation) > KNOWN:
-        return f"not even errors of {KNOWN:g} sd of a mean and {KNOWN:.0%} of a variance would have been found"
-    return f"errors above {shift:.2g} sd of a mean and {inflation:.0%} of a variance would have been found"
+        return variance_in_words(where, size, error, over=what == "variances")
 
 
 def mean_in_words(where: str, size: float, error: float) -> str:
     """An error of a mean, in sds, which the first identity tells to first order."""
+    sign = "-" if size < 0 else "+"
     if abs(size) > KNOWN:
-        return f"the mean of {where} {UNFIT} ({size:+.2g} +- {error:.2g} sd instead of 0)"
+        return f"the mean of {where} {UNFIT} ({sign}{ratio(abs(size))} +- {plain(error, 2)} sd instead of 0)"
     return f"the mean of {where} is off by {size:+.2g} +- {error:.2g} sd"
 
 
-def variance_in_words(where: str, size: float, error: float) -> str:
-    """A relative error of a variance, which the second identity tells to first order."""
+def variance_in_words(where: str, size: float, error: float, over: bool = False) -> str:
+    """
+    A relative error of a variance, which the second identity tells to first order.
+
+    :param over: whether it is the mean over the coordinates of a site.
+    """
+    what = f"the mean variance of the elements of {where}" if over else f"the variance of {where}"
     if abs(size) > KNOWN:
-        return f"the variance of {where} {UNFIT} ({1 + size:.2g} +- {error:.2g} instead of 1)"
-    return f"the variance of {where} is off by {size:+.0%} +- {error:.0%}"
+        return f"{what} {UNFIT} ({ratio(1 + size)} +- {ratio(error)} instead of 1)"
+    return f"{what} is off by {size:+.0%} +- {error:.0%}"

@@ -100,7 +100,7 @@ def deviation_from_1(T: np.ndarray, coordinates: int | None = None, least: float
     return Line(
         mean,
         f"{mean:.3f} +- {error:.3f}",
-        seen=f"the draws are too {'wide' if mean > 1 else 'narrow'}, or the chains have not converged from far away",
+        seen=f"the draws are too {'wide' if mean > 1 else 'narrow'}, or the chains are still on their way",
         details={"error": error},
         size=(min(size, VARIANCE[1]) if unsure else size) if certain else 0.0,
         error=error if size > OFF else 0.0,

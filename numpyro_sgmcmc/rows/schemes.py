@@ -177,9 +177,9 @@ class Sharded:
 
         parts = []
         for number in sorted(set(shares.numbers.tolist()), reverse=True):
-            (of,) = np.nonzero(shares.numbers == number)
-            first = jnp.asarray(shares.first[of])
-            parts.append(jax.vmap(partial(share, number=number))(jnp.asarray(of), first=first).ravel())
+            (devices,) = np.nonzero(shares.numbers == number)
+            first = jnp.asarray(shares.first[devices])
+            parts.append(jax.vmap(partial(share, number=number))(jnp.asarray(devices), first=first).ravel())
         return jnp.concatenate(parts)
 
     def weights(self, size: int, batch_size: int) -> np.ndarray | None:
@@ -188,11 +188,7 @@ class Sharded:
 
 
 def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
-    """
-    The scheme that draws rows from each of the devices over which a potential's rows are distributed.
-
-    :raises ValueError: for a scheme for another number of devices, or more than one minibatched plate.
-    """
+    """The scheme that draws rows from each of the devices over which a potential's rows are distributed."""
     devices = potential.devices
     if devices == 1 or getattr(scheme, "devices", 0) == devices:
         return scheme
@@ -236,9 +232,9 @@ def next_rows(
     keys = [state.rng_key] if len(plates) == 1 else [random.fold_in(state.rng_key, p) for p in range(len(plates))]
 
     def rows(contiguous: bool) -> Rows:
-        of = decided(scheme, contiguous)
+        draw = decided(scheme, contiguous)
         return {
-            name: jnp.asarray(of(key, state.t, plate.size, plate.batch_size), jnp.int32)
+            name: jnp.asarray(draw(key, state.t, plate.size, plate.batch_size), jnp.int32)
             for key, (name, plate) in zip(keys, plates.items())
         }
 

@@ -7,13 +7,8 @@ import numpy as np
 
 
 class Shares(NamedTuple):
-    """
-    - **size** - N, the number of all rows.
-    - **devices** - D, the number of devices.
-    """
-
-    size: int
-    devices: int
+    size: int  # N, the number of all rows
+    devices: int  # D, the number of devices
 
     @property
     def numbers(self) -> np.ndarray:

@@ -13,20 +13,15 @@ import numpy as np
 
 
 class Averages(NamedTuple):
-    """
-    - **count** - number of draws of each chain.
-    - **mean**, **variance** - mean and variance of the function's values, with chains along the first axis.
-    """
+    """Of the values of a function, with chains along the first axis."""
 
-    count: int
+    count: int  # number of draws of each chain
     mean: Any
     variance: Any
 
     @classmethod
-    def of(cls, moments: "Moments", chains: int) -> "Averages":
-        """
-        :param moments: moments, with chains along the first axis if there are several.
-        """
+    def from_moments(cls, moments: "Moments", chains: int) -> "Averages":
+        """``moments``: moments, with chains along the first axis if there are several."""
         count = int(np.ravel(moments.count)[0])
         front = (lambda x: np.asarray(x)) if chains > 1 else (lambda x: np.asarray(x)[None])
         mean, squares = jax.tree.map(front, (moments.mean, moments.squares))
@@ -34,14 +29,9 @@ class Averages(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """
-    - **count** - k.
-    - **mean**, **squares** - :math:`\\bar x_k` and :math:`M_k`, trees of floats.
-    """
-
-    count: jax.Array
-    mean: Any
-    squares: Any
+    count: jax.Array  # k
+    mean: Any  # a tree of floats
+    squares: Any  # M_k, a tree like this
 
     @classmethod
     def of_none(cls, like: Any) -> "Moments":
@@ -50,12 +40,7 @@ class Moments(NamedTuple):
         return cls(jnp.int32(0), zeros, zeros)
 
     def after(self, values: Any, counts: jax.Array) -> "Moments":
-        """
-        The moments after another draw.
-
-        :param values: values of the draw.
-        :param counts: whether it counts, a boolean.
-        """
+        """The moments after another draw, if it ``counts``."""
         count = self.count + counts
         share = jnp.where(counts, 1 / jnp.maximum(count, 1), 0.0)
         away = jax.tree.map(lambda x, mean: x - mean, values, self.mean)

@@ -175,7 +175,7 @@ class Checkpointed:
             carry = self._continue(segments, carry, checkpoint.transition, files)
             put_run(mcmc, segments.whole([file.read() for file in files]), carry.state, args, kwargs)
             if self._function is not None:
-                self._averages = Averages.of(carry.moments, mcmc.num_chains)
+                self._averages = Averages.from_moments(carry.moments, mcmc.num_chains)
         finally:
             for file in files:
                 file.close()

@@ -71,9 +71,7 @@ def _is_number(x: Any) -> bool:
 
 
 def check_same(was: dict[str, Any], now: dict[str, Any], folder: Any) -> None:
-    """
-    :raises ValueError: if the folder has another run; the message names the first difference.
-    """
+    """Raises a ValueError if the folder has another run; the message names the first difference."""
     for name, value in now.items():
         if was.get(name) != value:
             what = (

@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_sgmcmc.engine.state import RarelyChanging
 from numpyro_sgmcmc.runs.segments import Carry, Segments
+from numpyro_sgmcmc.utils.wording import plain
 
 
 class Progress(NamedTuple):
@@ -35,8 +36,8 @@ class Progress(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.transition} of {self.total} transitions, {self.draws} draws, {self.passes:.3g} passes, "
-            f"{self.rows_per_second:.3g} rows/s, {self.left:.0f} s left"
+            f"{self.transition} of {self.total} transitions, {self.draws} draws, {plain(self.passes)} passes, "
+            f"{plain(self.rows_per_second)} rows/s, {self.left:.0f} s left"
         )
 
 
@@ -58,5 +59,5 @@ class Pace:
 
 def _steps(carry: Carry) -> int:
     """Steps that the chains have made, including those before their 32-bit counter started again at 0."""
-    wraps = RarelyChanging.of(carry.state.marks).wraps
+    wraps = RarelyChanging.unpacked(carry.state.marks).wraps
     return int(np.ravel(carry.state.i)[0]) + 2**32 * int(np.ravel(wraps)[0])

@@ -23,15 +23,10 @@ LONGEST = 1024  # maximal number of transitions of a segment
 
 
 class Carry(NamedTuple):
-    """
-    The state of a run between two segments.
+    """The state of a run between two segments."""
 
-    - **state** - state of the chains.
-    - **moments** - moments of the draws so far, if these are averaged, otherwise ``()``.
-    """
-
-    state: Any
-    moments: Any
+    state: Any  # state of the chains
+    moments: Any  # moments of the draws so far, if these are averaged, otherwise ()
 
 
 class Segments:
@@ -135,15 +130,12 @@ class Segments:
         """Maps a function over chains, as NumPyro does."""
         method = self.mcmc.chain_method
         if method == "sequential":
-            return lambda *trees: _stacked([fn(*_chain(trees, k)) for k in range(self.chains)])
+            over_chains = lambda trees: [fn(*_chain(trees, k)) for k in range(self.chains)]  # noqa: E731
+            return lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *over_chains(trees))
         return jax.pmap(fn) if isinstance(method, str) else method(fn)
 
     def advance(self, carry: Carry, t: int, n: int) -> tuple[Carry, list[np.ndarray]]:
-        """
-        Makes ``n`` transitions after the first ``t``.
-
-        :return: the states, and the new draws of each collected array, shape ``(draws, chains, ...)``.
-        """
+        """The states after ``n`` transitions, and the new draws of each collected array, ``(draws, chains, ...)``."""
         times = jnp.int32(t), jnp.int32(n)
         if self._over_chains is not None and self.mapped:
             carry, buffers = self._over_chains(carry, *times)
@@ -179,10 +171,6 @@ def _attribute(state: Any, name: str) -> Any:
 
 def _chain(tree: Any, k: int) -> Any:
     return jax.tree.map(lambda x: x[k], tree)
-
-
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _is_number(x: Any) -> bool:

@@ -31,23 +31,15 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.
 
 
 class Checkpoint(NamedTuple):
-    """
-    - **transition** - number of transitions so far, including the warm-up.
-    - **draws** - number of draws kept of each chain.
-    - **leaves** - leaves of the state, in the order of ``jax.tree.leaves``.
-    """
-
-    transition: int
-    draws: int
-    leaves: list[np.ndarray]
+    transition: int  # number of transitions so far, including the warm-up
+    draws: int  # number of draws kept of each chain
+    leaves: list[np.ndarray]  # leaves of the state, in the order of jax.tree.leaves
 
 
 def write_whole(path: Path, write: Any, at_once: bool = True) -> None:
     """
-    Writes a file atomically: ``write(file)`` under another name, then a rename.
-
-    :param bool at_once: whether to wait until it is on the disk, which takes about 20 ms. This matters only after a
-        power failure.
+    Writes a file atomically: under another name, then a rename; ``at_once`` waits about 20 ms until it is on the disk,
+    which matters only after a power failure.
     """
     part = path.with_name(f"{path.name}.part")
     with open(part, "wb") as file:
@@ -107,11 +99,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load(folder: Path, count: int, check_draws: Callable[[int], Any]) -> Checkpoint | None:
     """
-    The last complete checkpoint, or None if there is none.
-
-    :param int count: number of leaves of a state.
-    :param check_draws: function of a number of draws that raises a ValueError if there are fewer on disk.
-    :raises ValueError: if all checkpoints are damaged.
+    The last complete checkpoint whose number of draws passes ``check_draws``; None if there is none. Raises a
+    ValueError if all are damaged.
     """
     paths = _states(folder)
     for path in paths:

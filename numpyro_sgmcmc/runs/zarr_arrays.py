@@ -49,18 +49,14 @@ class GrowingArray:
         return self.path.joinpath("c", str(chunk), *"0" * len(self.shape))
 
     def check(self, rows: int) -> None:
-        """
-        :raises ValueError: if there are fewer rows on disk.
-        """
+        """Raises a ValueError if there are fewer rows on disk."""
         for first in range(0, rows if self._row else 0, self._length):
             path = self._path_of(first // self._length)
             if not path.exists() or path.stat().st_size < min(self._length, rows - first) * self._row:
                 raise ValueError(f"{self.path.name} has fewer than its {rows} draws")
 
     def open(self, rows: int) -> None:
-        """
-        :param int rows: number of rows of the array; further data on disk are ignored.
-        """
+        """``rows``: number of rows of the array; further data on disk are ignored."""
         self.rows = rows
         self.path.mkdir(parents=True, exist_ok=True)
         self._write_shape()

@@ -33,19 +33,11 @@ Blocks = tuple[jax.Array, list[jax.Array], list[jax.Array]]  # H_gg, and H_jj an
 )
 @dataclass(frozen=True)
 class Arrow:
-    """
-    - **center** - c, shape ``(d,)``.
-    - **common** - G, shape ``(k, k)``.
-    - **own** - R of each family, shape ``(groups, b, b)``.
-    - **border** - K of each family, shape ``(groups, b, k)``.
-    - **layout** - where the groups are in z and x.
-    """
-
-    center: jax.Array
-    common: jax.Array
-    own: list[jax.Array]
-    border: list[jax.Array]
-    layout: Layout
+    center: jax.Array  # c, shape (d,)
+    common: jax.Array  # G, shape (k, k)
+    own: list[jax.Array]  # R of each family, shape (groups, b, b)
+    border: list[jax.Array]  # K of each family, shape (groups, b, k)
+    layout: Layout  # where the groups are in z and x
 
     is_rescaled = False
 
@@ -61,24 +53,20 @@ class Arrow:
         return replace(self, **fields)
 
     def times(self, x: jax.Array) -> jax.Array:
-        """L x."""
         common, members = self.layout.split(x)
         moved = [_each(R, x) + _border(K, common) for R, K, x in zip(self.own, self.border, members)]
         return self.layout.merge(product(self.common, common), moved)
 
     def to_z(self, x: jax.Array) -> jax.Array:
-        """c + L x, raveled."""
         return self.center + self.times(x)
 
     def to_x(self, z: jax.Array) -> jax.Array:
-        """The inverse of :meth:`to_z`."""
         common, members = self.layout.split(z - self.center)
         x = jnp.linalg.solve(self.common, common)
         away = [z - _border(K, x) for K, z in zip(self.border, members)]
         return self.layout.merge(x, [jnp.linalg.solve(R, z[..., None])[..., 0] for R, z in zip(self.own, away)])
 
     def pull_back(self, gradient: jax.Array) -> jax.Array:
-        """L^T g, the gradient in x."""
         common, members = self.layout.split(gradient)
         x = product(self.common.T, common)
         for K, g in zip(self.border, members):
@@ -86,23 +74,19 @@ class Arrow:
         return self.layout.merge(x, [_each(R.mT, g) for R, g in zip(self.own, members)])
 
     def variances(self, x: jax.Array) -> jax.Array:
-        """The variances of the coordinates of z, from those of x, which are independent."""
         return replace(
             self, common=self.common**2, own=[R**2 for R in self.own], border=[K**2 for K in self.border]
         ).times(x)
 
     def matrix(self) -> jax.Array:
-        """L."""
         return jax.vmap(self.times, 1, 1)(jnp.eye(self.center.size, dtype=self.center.dtype))
 
     def after(self, other: "Arrow") -> "Arrow":
-        """The coordinates whose L is the product of this one and another arrow."""
         border = [product(R, M) + product(K, other.common) for R, K, M in zip(self.own, self.border, other.border)]
         own = [product(R, other) for R, other in zip(self.own, other.own)]
         return replace(self, common=product(self.common, other.common), own=own, border=border)
 
     def narrowed(self, factor: float) -> "Arrow":
-        """The coordinates with a smaller L."""
         scaled = lambda arrays: [factor * array for array in arrays]  # noqa: E731
         return replace(self, common=factor * self.common, own=scaled(self.own), border=scaled(self.border))
 
@@ -112,11 +96,9 @@ class Arrow:
         return self.layout.globals
 
     def turned(self, axes: jax.Array) -> "Arrow":
-        """The coordinates whose x is turned to other axes."""
         return replace(self, common=product(self.common, axes), border=[product(K, axes) for K in self.border])
 
     def log_det(self) -> jax.Array:
-        """log |det L|."""
         return sum((jnp.linalg.slogdet(R)[1].sum() for R in self.own), start=jnp.linalg.slogdet(self.common)[1])  # pyright: ignore[reportReturnType]
 
     def directions(self, rng_key: jax.Array) -> jax.Array:
@@ -136,7 +118,6 @@ class Arrow:
         return jnp.stack(rows)
 
     def hessian(self, products: jax.Array, directions: jax.Array) -> Blocks:
-        """The blocks of the Hessian in x, from its products with the :meth:`directions`."""
         layout = self.layout
         common, members = jax.vmap(layout.split)(products[: layout.size])
         own, first = [], layout.size
@@ -145,18 +126,14 @@ class Arrow:
             signs = of_family(directions[first])[:, :1]
             own.append(jnp.moveaxis(signs * jax.vmap(of_family)(products[first : first + b]), 0, -1))
             first += b
-        return common, own, [jnp.moveaxis(of, 0, -1) for of in members]
+        return common, own, [jnp.moveaxis(border, 0, -1) for border in members]
 
     def whitening(
         self, hessian: Blocks, length: jax.Array, most: float, blocks: Any = None
     ) -> tuple["Arrow", jax.Array]:
         r"""
-        The A with :math:`A^T ((1 - \rho) I + \rho H) A = I`, and the extreme eigenvalues of the blocks
+        As in :class:`~numpyro_sgmcmc.tuning.coordinates.Coordinates`, but with the extreme eigenvalues of the blocks
         :math:`H_{jj}` and S of H, the latter to first order in :math:`\rho`.
-
-        :param hessian: H, see :meth:`hessian`.
-        :param length: :math:`\rho`.
-        :param most: bound of the eigenvalues that are used, and of their inverse.
         """
         del blocks
         mixed = lambda H: length * H + (1 - length) * jnp.eye(H.shape[-1], dtype=H.dtype)  # noqa: E731

@@ -24,31 +24,23 @@ DENSE = 1000  # maximal number of coordinates for a full matrix L: the Hessian o
 
 
 class Identity(NamedTuple):
-    """The coordinates of a run whose step size is given: x is z, and nothing is computed."""
+    """The coordinates of a run whose step size is given: x is z, and nothing is computed. Methods as in Coordinates."""
 
     def times(self, x: jax.Array) -> jax.Array:
-        """x."""
         return x
 
     def pull_back(self, gradient: jax.Array) -> jax.Array:
-        """The gradient in z."""
         return gradient
 
     def variances(self, x: jax.Array) -> jax.Array:
-        """The variances of the coordinates of z."""
         return x
 
 
 class Coordinates(NamedTuple):
-    """
-    Coordinates with a full matrix L.
+    """Coordinates with a full matrix L."""
 
-    - **center** - c, shape ``(d,)``.
-    - **scale** - L, shape ``(d, d)``.
-    """
-
-    center: jax.Array
-    scale: jax.Array
+    center: jax.Array  # c, shape (d,)
+    scale: jax.Array  # L, shape (d, d)
 
     turns = slice(None)  # the coordinates of x whose axes may be turned; None: none
     is_rescaled = True  # whether the draws of the warm-up rescale L
@@ -124,17 +116,12 @@ class LowRank(NamedTuple):
     r"""
     Coordinates for large d: :math:`L = \mathrm{diag}(w) (I + V \mathrm{diag}(f - 1) V^T)`, with k orthonormal columns V
     along which x is scaled by f. All methods but :meth:`matrix` cost O(d k).
-
-    - **center** - c, shape ``(d,)``.
-    - **width** - w, shape ``(d,)``.
-    - **vectors** - V, shape ``(d, k)``.
-    - **factors** - f, shape ``(k,)``.
     """
 
-    center: jax.Array
-    width: jax.Array
-    vectors: jax.Array
-    factors: jax.Array
+    center: jax.Array  # c, shape (d,)
+    width: jax.Array  # w, shape (d,)
+    vectors: jax.Array  # V, shape (d, k)
+    factors: jax.Array  # f, shape (k,)
 
     turns = layout = None
     is_rescaled = False
@@ -145,30 +132,24 @@ class LowRank(NamedTuple):
         return x + product(self.vectors, (along.T * (factors - 1)).T)
 
     def times(self, x: jax.Array) -> jax.Array:
-        """L x."""
         return self.width * self.stretched(x, self.factors)
 
     def to_z(self, x: jax.Array) -> jax.Array:
-        """c + L x, raveled."""
         return self.center + self.times(x)
 
     def to_x(self, z: jax.Array) -> jax.Array:
-        """The inverse of :meth:`to_z`."""
         return self.stretched((z - self.center) / self.width, 1 / self.factors)
 
     def pull_back(self, gradient: jax.Array) -> jax.Array:
-        """L^T g, the gradient in x."""
         return self.stretched(self.width * gradient, self.factors)
 
     def variances(self, x: jax.Array) -> jax.Array:
-        """The variances of the coordinates of z, from those of x, which are independent."""
         beyond = self.vectors * (self.factors - 1)  # L is w (I + beyond V^T)
         common = product(self.vectors.T * x, self.vectors)
         own = x * (1 + 2 * (beyond * self.vectors).sum(1))
         return self.width**2 * (own + (product(beyond, common) * beyond).sum(1))
 
     def matrix(self) -> jax.Array:
-        """L."""
         return self.width[:, None] * self.stretched(jnp.eye(len(self.width), dtype=self.width.dtype), self.factors)
 
 
@@ -177,7 +158,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
-def is_wide(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> bool:
+def is_high_dimensional(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> bool:
     """Whether there are too many coordinates for a full matrix."""
     return sum(site.size for site in prototype.values()) > DENSE
 
@@ -191,9 +172,9 @@ def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) ->
     :raises ValueError: for names that are not latent sites or are in two tuples, or tuples with too many coordinates
         for a full matrix.
     """
-    if dense_mass is True or (is_wide(prototype) and not dense_mass):
+    if dense_mass is True or (is_high_dimensional(prototype) and not dense_mass):
         return None
-    if is_wide(prototype):
+    if is_high_dimensional(prototype):
         raise ValueError(
             f"dense_mass={dense_mass!r} needs a matrix over all coordinates, but the model has more than {DENSE}. Use "
             "dense_mass=True, a diagonal plus a few directions, or dense_mass=False, a diagonal."

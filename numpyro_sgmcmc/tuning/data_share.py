@@ -26,6 +26,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
+from numpyro_sgmcmc.potential.centred import centred_potential, forms, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, passes_of
 from numpyro_sgmcmc.types import Sites
@@ -37,13 +38,9 @@ BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below whi
 
 
 def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> Sites:
-    """
-    The centring of each element of the hierarchical sites, 1 for sites that stay centred.
-
-    :param z: a position in the bulk of the posterior.
-    """
-    sites = potential.sites_to_centre
-    written = potential.centred({name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()})
+    """The centring of each element of the hierarchical sites, 1 for sites that stay centred; z is in the bulk."""
+    sites = sites_to_centre(potential)
+    written = centred_potential(potential, {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()})
     a = potential.in_variables_of(written, z)
     key_signs, key_model = random.split(rng_key)
 
@@ -51,28 +48,28 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         """The diagonal of the Hessian with respect to a site, from random vectors of signs."""
         slope = jax.grad(lambda x: energy({**a, name: x}))
 
-        def seen(key):
+        def diagonal(key):
             signs = random.rademacher(key, sites[name].shape, sites[name].dtype)
             return signs * jax.jvp(slope, (a[name],), (signs,))[1]
 
-        return jax.vmap(seen)(random.split(key_signs, PROBES)).mean(0)
+        return jax.vmap(diagonal)(random.split(key_signs, PROBES)).mean(0)
 
     def of_all(potential, a, rows, key):
         del a
-        found = {name: curvature(name, lambda z: potential.estimate(z, rows, key)) for name in sites}
-        return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
+        curvatures = {name: curvature(name, lambda z: potential.estimate(z, rows, key)) for name in sites}
+        return {name: curvatures.get(name, jnp.zeros_like(x)) for name, x in z.items()}
 
     total = over_all_rows(written, of_all, a, key_model)
-    forms, shares = written.forms(a), {}
+    form_of_site, shares = forms(written, a), {}
     for name in sites:
         own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
-        data = forms[name].standardised(jnp.maximum(total[name] - own, 0))
+        data = form_of_site[name].standardised(jnp.maximum(total[name] - own, 0))
         share = jnp.where(jnp.isfinite(data), data / (data + 1), 1)
         width = 1 / jnp.sqrt(1 + 2 * (share**2).sum())
         slowed = width * jnp.sqrt(1.0 + 2 * share.size)
         shares[name] = jnp.where(((1 - share).mean() * width > BENT) | (slowed > SLOWED), share, 1)
-        if name in written.non_centred:
-            shares[name] = jnp.where(_are_shared(forms[name].scale), shares[name], 0)
+        if written.non_centred and name in written.non_centred.scales:
+            shares[name] = jnp.where(_are_shared(form_of_site[name].scale), shares[name], 0)
     return shares
 
 
@@ -87,21 +84,18 @@ def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, co
     """
     The centring that is chosen at the start of a chain. In the second round the descent is in the variables that the
     first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
-
-    :param z: the start.
-    :param contiguous: whether minibatches are blocks of neighbouring rows.
     """
-    sites = potential.sites_to_centre
+    sites = sites_to_centre(potential)
     written = {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()}
     keys = random.split(rng_key, ROUNDS)
 
     def choose(k, chosen):
         z, centering = chosen
         key_rows, key_noise, key = random.split(keys[k], 3)
-        centred = potential.centred(centering)
-        start = potential.in_variables_of(centred, z)
-        end = descend(centred, start, key_rows, key_noise, contiguous)
-        z = centred.in_variables_of(potential, end)
+        new = centred_potential(potential, centering)
+        start = potential.in_variables_of(new, z)
+        end = descend(new, start, key_rows, key_noise, contiguous)
+        z = new.in_variables_of(potential, end)
         return z, shares_of_data(potential, z, key)
 
     return lax.fori_loop(0, ROUNDS, choose, (z, written))[1]

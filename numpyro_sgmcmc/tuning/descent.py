@@ -37,8 +37,8 @@ def minimise(
 
     def body(k, state):
         batch, _ = next_rows(rows, RowsState(key_rows, k), plates)
-        at = lambda params: loss(params, batch, random.fold_in(key_loss, k))  # noqa: E731
-        value, gradient = jax.value_and_grad(at)(optimizer.get_params(state))
+        loss_at = lambda params: loss(params, batch, random.fold_in(key_loss, k))  # noqa: E731
+        value, gradient = jax.value_and_grad(loss_at)(optimizer.get_params(state))
         moved = optimizer.update(gradient, state, value)
         return trees.where(trees.all_finite((value, moved)), moved, state)
 

@@ -29,31 +29,19 @@ CLOSE = 0.3  # sd of the position where it is looked at
 
 
 class Part(NamedTuple):
-    """
-    One site of the layout.
+    """One site of the layout."""
 
-    - **shape** - its unconstrained shape.
-    - **axes** - the axes along which its elements belong to different groups.
-    - **family** - number of its family of groups, or -1 for a global site.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    family: int
+    shape: tuple[int, ...]  # its unconstrained shape
+    axes: tuple[int, ...]  # the axes along which its elements belong to different groups
+    family: int  # number of its family of groups, or -1 for a global site
 
 
 class Layout(NamedTuple):
-    """
-    Where the groups are in raveled z.
+    """Where the groups are in raveled z."""
 
-    - **parts** - the sites, in the order of ``ravel_pytree``.
-    - **families** - number of groups, and of coordinates in each, by family.
-    - **size** - number of globals.
-    """
-
-    parts: tuple[Part, ...]
-    families: tuple[tuple[int, int], ...]
-    size: int
+    parts: tuple[Part, ...]  # the sites, in the order of ravel_pytree
+    families: tuple[tuple[int, int], ...]  # number of groups, and of coordinates in each, by family
+    size: int  # number of globals
 
     @property
     def globals(self) -> np.ndarray:
@@ -113,20 +101,16 @@ def candidates(sites: dict[str, Site]) -> dict[Any, dict[str, tuple[int, ...]]]:
 
 
 def layout_of(potential: ModelPotential, coupled: Any) -> Layout | None:
-    """
-    The layout of a model, or None if it has no such groups, or few coordinates.
-
-    :param coupled: layout -> whether the groups of its first family are coupled.
-    """
+    """The layout of a model, or None if it has no groups that are not ``coupled``, or few coordinates."""
     sites = {name: site for name, site in potential.structure.sites.items() if name in potential.prototype}
     sizes = {name: math.prod(shape.shape) for name, shape in potential.prototype.items()}
     d = sum(sizes.values())
     if d <= FROM:
         return None
-    found = candidates(sites)
+    families = candidates(sites)
     chosen: list[dict[str, tuple[int, ...]]] = []
-    for key in sorted(found, key=lambda key: -sum(sizes[name] for name in found[key])):
-        members = found[key]
+    for key in sorted(families, key=lambda key: -sum(sizes[name] for name in families[key])):
+        members = families[key]
         b = sum(sizes[name] for name in members) // key[1]
         if b <= LARGEST and not coupled(_layout(potential, [members])):
             chosen.append(members)
@@ -162,12 +146,12 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     rows = _spread_rows(potential.plates)
     gradient = jax.grad(lambda z: potential.estimate(unravel(z), rows, key_model))
 
-    def seen(key):
+    def products(key):
         signs = random.rademacher(key, (groups, 1), z.dtype)
         v = layout.merge(jnp.zeros(layout.size), [signs * along])
         return signs * layout.split(jax.jvp(gradient, (z,), (v,))[1])[1][0]
 
-    first, second = map(seen, random.split(key_signs))
+    first, second = map(products, random.split(key_signs))
     change = jnp.linalg.norm(first - second) / jnp.maximum(jnp.linalg.norm(first + second) / 2, 1e-30)
     return jnp.where(jnp.isfinite(change), change, jnp.inf)
 

@@ -69,8 +69,8 @@ def wide_law(
         around = lambda a: law.stretched(a, law.factors)  # noqa: E731
         return 1.1 * remaining * vectors - around(curvature(around(vectors)))
 
-    found, soft, _ = lobpcg_standard(softness, second, ITERATIONS)
-    smallest = 1.1 * remaining - found
+    shifted, soft, _ = lobpcg_standard(softness, second, ITERATIONS)
+    smallest = 1.1 * remaining - shifted
     factors = jnp.concatenate([law.factors, _factors(smallest, smallest < 1 / ROUND)])
     vectors, _ = jnp.linalg.qr(jnp.concatenate([stiff, soft], 1))
     return LowRank(center, width, vectors, factors), remaining

@@ -111,7 +111,7 @@ def find_mode(
             'local= has start="previous", but find_mode keeps no values from visit to visit. Use start=None or a '
             "function."
         )
-    ModelPotential.of(model, args, kwargs, batch_size)  # checks the model before anything is compiled
+    ModelPotential.from_model(model, args, kwargs, batch_size)  # checks the model before anything is compiled
     start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
     z, energies = start(key_start)
     check_energies(energies)
@@ -133,9 +133,7 @@ def find_mode(
 def model_arguments(
     args: tuple, model_args: tuple | None, kwargs: Mapping[str, Any], model_kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple, dict[str, Any]]:
-    """
-    :raises TypeError: if an argument is given in both ways.
-    """
+    """Raises a TypeError if an argument is given in both ways."""
     if args and model_args is not None:
         raise TypeError("give the arguments of the model one by one or as model_args=(...), not both.")
     twice = kwargs.keys() & (model_kwargs or {})

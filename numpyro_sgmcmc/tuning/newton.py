@@ -43,28 +43,16 @@ COLUMNS = 64  # products with a Hessian that are computed at once
 
 
 class Search(NamedTuple):
-    r"""
-    - **law** - the best so far.
-    - **bound** - minus its evidence lower bound, up to a constant.
-    - **gradient**, **hessian** - their means in its x.
-    - **trial** - what is looked at next.
-    - **length** - :math:`\rho` of the step to it.
-    - **parts** - parts of the rows in use.
-    - **curved** - draws for a Hessian.
-    - **looks** - number of looks at the bound so far.
-    - **seen** - number of evaluations of a part so far.
-    """
-
-    law: Any
-    bound: jax.Array
-    gradient: jax.Array
+    law: Any  # the best so far
+    bound: jax.Array  # minus its evidence lower bound, up to a constant
+    gradient: jax.Array  # the mean gradient and Hessian in its x
     hessian: Any
-    trial: Any
-    length: jax.Array
-    parts: jax.Array
-    curved: jax.Array
-    looks: jax.Array
-    seen: jax.Array
+    trial: Any  # what is looked at next
+    length: jax.Array  # rho of the step to it
+    parts: jax.Array  # parts of the rows in use
+    curved: jax.Array  # draws for a Hessian
+    looks: jax.Array  # number of looks at the bound so far
+    evaluations: jax.Array  # number of evaluations of a part so far
     done: jax.Array
 
 
@@ -149,7 +137,7 @@ def normal_law(
             parts=jnp.where(ended, jnp.minimum(GROWTH * state.parts, parts), state.parts),
             curved=jnp.where(better, jnp.minimum(2 * state.curved, curved), state.curved),
             looks=state.looks + 1,
-            seen=state.seen + 2 * number + jnp.where(better, many * len(along), 0),
+            evaluations=state.evaluations + 2 * number + jnp.where(better, many * len(along), 0),
             done=(ended & (state.parts >= parts)) | (state.looks >= LOOKS - 1),
         )
 
@@ -164,8 +152,8 @@ def normal_law(
         parts=jnp.asarray(min(first_parts, parts), jnp.int32),
         curved=jnp.asarray(min(max(2, curved // 4), curved), jnp.int32),
         looks=jnp.zeros((), jnp.int32),
-        seen=zero,
+        evaluations=zero,
         done=jnp.zeros((), bool),
     )
     state = lax.while_loop(lambda state: ~state.done, body, state)
-    return state.law, state.seen
+    return state.law, state.evaluations

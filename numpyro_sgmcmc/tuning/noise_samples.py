@@ -71,11 +71,7 @@ def turned(x: jax.Array, turns: Any, axes: jax.Array) -> jax.Array:
 
 
 def measured(noise: jax.Array) -> Noise:
-    """
-    The variances of samples of the noise, and their relative standard errors.
-
-    :param noise: samples of e, shape ``(samples, d)``.
-    """
+    """The variances of samples of the noise, shape ``(samples, d)``, and their relative standard errors."""
     squares = noise**2
     variance = jnp.mean(squares, 0)
     error = squares.std(0) / jnp.maximum(variance, 1e-30) / jnp.sqrt(len(squares))

@@ -24,28 +24,16 @@ FAR, APART = 100.0, 10.0  # a distance in x, and an R-hat, that draws of any pos
 
 
 class Moments(NamedTuple):
-    """
-    Sums over the draws of a round.
+    """Sums over the draws of a round."""
 
-    - **draws** - number of draws of each chain.
-    - **blocks** - sums of x, x^2, g and x g by block and chain, shape ``(BLOCKS, 4, chains, d)``.
-    - **outer** - sum of x x^T over all chains, shape ``(d, d)``; empty if it is not needed.
-    - **places** - the last draws of x, shape ``(places, chains, d)``.
-    """
-
-    draws: jax.Array
-    blocks: jax.Array
-    outer: jax.Array
-    places: jax.Array
+    draws: jax.Array  # number of draws of each chain
+    blocks: jax.Array  # sums of x, x^2, g and x g by block and chain, shape (BLOCKS, 4, chains, d)
+    outer: jax.Array  # sum of x x^T over all chains, shape (d, d); empty if it is not needed
+    places: jax.Array  # the last draws of x, shape (places, chains, d)
 
     @classmethod
     def zeros(cls, places: jax.Array, outer: bool = True) -> "Moments":
-        """
-        The sums before the first draw.
-
-        :param places: positions that are used until there are as many draws.
-        :param outer: whether the sum of x x^T is needed.
-        """
+        """The sums before the first draw; ``places`` are used until there are as many draws."""
         _, chains, d = places.shape
         blocks = jnp.zeros((BLOCKS, 4, chains, d), places.dtype)
         return cls(jnp.zeros((), places.dtype), blocks, jnp.zeros((d, d) if outer else (0, 0), places.dtype), places)
@@ -56,14 +44,7 @@ class Moments(NamedTuple):
         return Moments(draws, blocks, outer, self.places)
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
-        """
-        The sums with another draw of each chain.
-
-        :param block: number of its block.
-        :param x: the draw, shape ``(chains, d)``.
-        :param first: gradient at x from a minibatch, of the same shape.
-        :param second: gradient at x from another minibatch.
-        """
+        """The sums with another draw of each chain, and with the gradients there from two minibatches."""
         g = (first + second) / 2
         sums = jnp.stack([x, x * x, g, x * g])
         place = self.draws.astype(jnp.int32) % len(self.places)
@@ -76,24 +57,15 @@ class Moments(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """
-    Statistics of the draws, computed from their moments.
-
-    - **mean**, **variance** - mean and variance of x by coordinate.
-    - **effective** - effective draws for the mean, the median over coordinates.
-    - **slowest** - effective draws of the slowest coordinate, as a share of all draws.
-    - **gradient** - z-scores of E[dU/dx_j].
-    - **virial** - z-scores of E[(x - m)_j dU/dx_j] - 1.
-    - **r_hat** - R-hat of the chains' halves, by coordinate.
-    """
+    """Statistics of the draws, computed from their moments; by coordinate of x, but for ``effective``, ``slowest``."""
 
     mean: jax.Array
     variance: jax.Array
-    effective: jax.Array
-    slowest: jax.Array
-    gradient: jax.Array
-    virial: jax.Array
-    r_hat: jax.Array
+    effective: jax.Array  # effective draws for the mean, the median over coordinates
+    slowest: jax.Array  # effective draws of the slowest coordinate, as a share of all draws
+    gradient: jax.Array  # z-scores of E[dU/dx_j]
+    virial: jax.Array  # z-scores of E[(x - m)_j dU/dx_j] - 1
+    r_hat: jax.Array  # R-hat of the chains' halves
 
 
 def evidence(moments: Moments) -> Evidence:
@@ -133,34 +105,28 @@ def evidence(moments: Moments) -> Evidence:
     )
 
 
-def together(found: Evidence, earlier: jax.Array) -> Evidence:
-    """
-    The evidence whose z-scores are those of two rounds.
-
-    :param earlier: z-scores of the first of them, shape ``(2, d)``; 0 if there was none.
-    """
+def together(statistics: Evidence, earlier: jax.Array) -> Evidence:
+    """The evidence whose z-scores are those of two rounds; the ``earlier`` ones are 0 if there was none."""
     several = jnp.where((earlier != 0).any(), jnp.sqrt(2.0), 1.0)
-    gradient, virial = (jnp.stack([found.gradient, found.virial]) + earlier) / several
-    return found._replace(gradient=gradient, virial=virial)
+    gradient, virial = (jnp.stack([statistics.gradient, statistics.virial]) + earlier) / several
+    return statistics._replace(gradient=gradient, virial=virial)
 
 
-def is_lost(found: Evidence) -> jax.Array:
+def is_lost(statistics: Evidence) -> jax.Array:
     """Whether the draws say nothing: they are not finite, far from the normal approximation, or far from each other."""
-    near = (jnp.maximum(found.mean**2, found.variance) <= FAR**2).all() & (found.r_hat <= APART).all()
-    return ~(near & trees.all_finite(found))
+    near = (jnp.maximum(statistics.mean**2, statistics.variance) <= FAR**2).all() & (statistics.r_hat <= APART).all()
+    return ~(near & trees.all_finite(statistics))
 
 
 def score_limit(coordinates: int, chains: int) -> float:
     """
     The bound of the z-scores of a round, for the worst of two scores per coordinate. Draws that depend on each other
     beyond a block exceed it more often than the stated chance, up to one run in twenty.
-
-    :param int chains: number of chains that are tuned together.
     """
     return float(largest_z_score(2 * coordinates, BLOCKS * chains - 1))
 
 
-def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
+def stretch(moments: Moments, statistics: Evidence) -> tuple[jax.Array, jax.Array]:
     """
     The factors by which L is rescaled, and their axes. The axes are the eigenvectors of the draws' covariance. The
     factors are the roots of the eigenvalues, or 1 for eigenvalues in the range that the same number of draws of N(0, 1)
@@ -168,9 +134,9 @@ def stretch(moments: Moments, found: Evidence) -> tuple[jax.Array, jax.Array]:
     """
     chains = moments.blocks.shape[2]
     n = moments.draws * chains
-    effective = jnp.maximum(found.effective, 2.0)
-    d = found.mean.size
-    covariance = moments.outer / n - jnp.outer(found.mean, found.mean)
+    effective = jnp.maximum(statistics.effective, 2.0)
+    d = statistics.mean.size
+    covariance = moments.outer / n - jnp.outer(statistics.mean, statistics.mean)
     values, vectors = axes_of(covariance)
     return _outside(values, d / effective, jnp.sqrt(jnp.maximum(values, 1e-12))), vectors
 

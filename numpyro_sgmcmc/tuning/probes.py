@@ -24,16 +24,11 @@ from numpyro_sgmcmc.utils import noise
 
 
 class Probe(NamedTuple):
-    """
-    Gradients at one position of each chain, shape ``(chains, d)``.
-
-    - **first**, **second** - from two new minibatches.
-    - **bend** - b, from the first of them.
-    """
+    """Gradients at one position of each chain, shape ``(chains, d)``, from two new minibatches."""
 
     first: jax.Array
     second: jax.Array
-    bend: jax.Array
+    bend: jax.Array  # b, from the first of them
 
 
 def probe(
@@ -55,11 +50,11 @@ def probe(
     """
     unravel = unraveler(potential.prototype)
 
-    def one(x, key, gradient_state):
+    def probe_chain(x, key, gradient_state):
         first, second, key_away = random.split(key, 3)
         away = reach * noise.normal(key_away, x.shape, x.dtype)
 
-        def at(x, key):
+        def gradient_at(x, key):
             z = unravel(coordinates.to_z(x))
             key_rows, key_model = random.split(key)
             drawn, _ = next_rows(rows, RowsState(key_rows, jnp.uint32(0)), potential.plates, contiguous)
@@ -68,8 +63,8 @@ def probe(
             return coordinates.pull_back(raveled(evaluation.gradient))
 
         places, keys = jnp.stack([x, x, x + away, x - away]), jnp.stack([first, second, first, first])
-        here, other, *ends = jax.vmap(at)(places, keys)
+        here, other, *ends = jax.vmap(gradient_at)(places, keys)
         return Probe(here, other, (ends[0] + ends[1]) / 2 - here)
 
     axis = None if gradient.shared else 0
-    return jax.vmap(one, (0, 0, axis))(x, random.split(rng_key, len(x)), gradient_state)
+    return jax.vmap(probe_chain, (0, 0, axis))(x, random.split(rng_key, len(x)), gradient_state)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.arrow import Arrow
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, raveled, unraveler
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_high_dimensional, raveled, unraveler
 from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.tuning.newton import PAIRS, normal_law
@@ -38,39 +38,24 @@ STEPS = 4, 2  # steps with few rows and with all of them: the numbers that most 
 POWERS = 20  # iterations of the power method
 
 
-class Found(NamedTuple):
-    """
-    - **coordinates** - c and L.
-    - **curvature** - the largest curvature in x; 1 if L is a full matrix.
-    - **passes** - rows used, in passes over the data.
-    """
-
-    coordinates: Coordinates | LowRank | Arrow
-    curvature: jax.Array
-    passes: jax.Array
+class Approximation(NamedTuple):
+    coordinates: Coordinates | LowRank | Arrow  # c and L
+    curvature: jax.Array  # the largest curvature in x; 1 if L is a full matrix
+    passes: jax.Array  # rows used, in passes over the data
 
 
 class Plan(NamedTuple):
-    """
-    How much of the data the search uses.
+    """How much of the data the search uses."""
 
-    - **plates** - plates whose batches are parts of the data.
-    - **parts** - number of parts that are used in the end.
-    - **first** - number of parts with which it starts.
-    - **curved** - number of draws for a Hessian.
-    - **directions** - products with each of them.
-    - **share** - share of the data in a part.
-    """
-
-    plates: dict[str, Plate]
-    parts: int
-    first: int
-    curved: int
-    directions: int
-    share: float
+    plates: dict[str, Plate]  # plates whose batches are parts of the data
+    parts: int  # number of parts that are used in the end
+    first: int  # number of parts with which it starts
+    curved: int  # number of draws for a Hessian
+    directions: int  # products with each of them
+    share: float  # share of the data in a part
 
     @classmethod
-    def of(cls, potential: Potential, layout: Layout | None) -> "Plan":
+    def for_model(cls, potential: Potential, layout: Layout | None) -> "Plan":
         """:param layout: the groups of a hierarchy, if L has their shape."""
         d = sum(site.size for site in potential.prototype.values())
         size = max((plate.size for plate in potential.plates.values()), default=1)
@@ -81,7 +66,7 @@ class Plan(NamedTuple):
         if layout is not None:
             parts = min(parts, -(-MOST_ROWS * parts // size))
             curved, directions = max(parts, PAIRS), layout.size + sum(b for _, b in layout.families)
-        elif is_wide(potential.prototype):
+        elif is_high_dimensional(potential.prototype):
             parts = min(parts, HESSIAN)
             curved, directions = 0, 6 * VECTORS * ITERATIONS
         else:
@@ -106,19 +91,12 @@ def search(
     dense_mass: Any = True,
     contiguous: bool = False,
     layout: Layout | None = None,
-) -> Found:
-    """
-    The normal approximation.
-
-    :param starts: positions with finite energies, along the first axis. The best of them is used.
-    :param dense_mass: the blocks of L.
-    :param contiguous: whether the minibatches, and the parts in which passes are made, are blocks of neighbouring rows.
-    :param layout: the groups of a hierarchy, if L has their shape.
-    """
+) -> Approximation:
+    """The normal approximation, found from the best of several positions with finite energies."""
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
     d = sum(site.size for site in potential.prototype.values())
-    plan, scheme = Plan.of(potential, layout), Reshuffled(contiguous=contiguous)
+    plan, scheme = Plan.for_model(potential, layout), Reshuffled(contiguous=contiguous)
 
     of_parts = lambda k: next_rows(scheme, RowsState(key_rows, k), plan.plates)[0]  # noqa: E731
     # drawn once, because each program of a draw takes long to compile
@@ -135,12 +113,12 @@ def search(
     mean, log_width = map(raveled, mean_field(potential, unravel(origin), key_batches, key_draws, contiguous))
     # if the first normal is too wide for the model, its mean is worse than the start, which may be the end of a descent
     # itself; and the descent does not move from where the gradient is not finite
-    found = of_first(mean) <= energies.min() + d
-    mean, width = trees.where(found, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
+    improves = of_first(mean) <= energies.min() + d
+    mean, width = trees.where(improves, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
     descent = passes_of(potential, 1, DESCENT_ROWS)
     if not plan.curved:
         law, curvature = wide_law(energy, mean, width, plan.parts, key_noise, dense_mass is True)
-        return Found(law, curvature, jnp.asarray(descent + plan.passes, mean.dtype))
+        return Approximation(law, curvature, jnp.asarray(descent + plan.passes, mean.dtype))
     key_draws, key_directions, key_power = random.split(key_noise, 3)
     draws = noise.normal(key_draws, (PAIRS, d), mean.dtype)
     start, blocks = Coordinates(mean, jnp.diag(width)), None
@@ -149,9 +127,9 @@ def search(
     else:
         blocks = blocks_of(potential.prototype, dense_mass)
         whole = blocks is None
-    law, seen = normal_law(energy, start, draws, plan.parts, plan.first, plan.curved, key_directions, blocks)
+    law, evaluations = normal_law(energy, start, draws, plan.parts, plan.first, plan.curved, key_directions, blocks)
     curvature = jnp.ones((), mean.dtype) if whole else largest_curvature(energy, law, plan.parts, key_power)
-    return Found(law, curvature, descent + plan.share * seen)
+    return Approximation(law, curvature, descent + plan.share * evaluations)
 
 
 def largest_curvature(
@@ -173,7 +151,7 @@ def largest_curvature(
 
 def expected_passes(potential: Potential, layout: Layout | None) -> float:
     """Rows that a search is likely to use, in passes over the data."""
-    return passes_of(potential, 1, DESCENT_ROWS) + Plan.of(potential, layout).passes
+    return passes_of(potential, 1, DESCENT_ROWS) + Plan.for_model(potential, layout).passes
 
 
 def partition(plates: Mapping[str, Plate], rows: int = PART) -> tuple[dict[str, Plate], int]:

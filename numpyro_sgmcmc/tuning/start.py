@@ -23,7 +23,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
-from numpyro_sgmcmc.tuning.coordinates import is_wide
+from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional
 from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise, trees
@@ -81,21 +81,19 @@ def best_of_several(
 def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
     """The energy where it has a finite gradient, otherwise infinity: no sampler can start elsewhere."""
 
-    def at(z):
+    def energy_at(z):
         value, gradient = jax.value_and_grad(energy)(z)
         return jnp.where(trees.all_finite((value, gradient)), value, jnp.inf)
 
-    return at
+    return energy_at
 
 
 def descents_of(potential: Potential, observed: int, chains: int) -> int:
     """
-    Number of descents for each chain; 0 if there are too many coordinates, or too many observations that are not
-    minibatched.
-
-    :param int observed: observed numbers in one evaluation of the potential.
+    Number of descents for each chain; 0 if there are too many coordinates, or too many observed numbers in one
+    evaluation of a potential without minibatches.
     """
-    if is_wide(potential.prototype) or (not potential.plates and observed > DESCENT_ROWS):
+    if is_high_dimensional(potential.prototype) or (not potential.plates and observed > DESCENT_ROWS):
         return 0
     return max(1, DESCENTS // chains)
 
@@ -150,12 +148,7 @@ def mean_field(
 
 
 def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
-    """
-    Variance over minibatches of the gradient at one position.
-
-    :param gradient_fn: number of a batch -> gradient.
-    :param int probes: number of minibatches, 2 or more.
-    """
+    """The variance over minibatches of the gradient at one position; ``gradient_fn`` maps a number to it."""
     # use deviations from one of the gradients: in float32 the mean may be too large compared with the sd
     origin = gradient_fn(0)
     zeros = jax.tree.map(jnp.zeros_like, origin)

@@ -35,28 +35,17 @@ GROWING = 0.05  # maximal h^3 q
 
 
 class Noise(NamedTuple):
-    """
-    The gradient noise in x, by coordinate.
+    """The gradient noise in x, by coordinate."""
 
-    - **variance** - s^2.
-    - **error** - its relative standard error.
-    - **growth** - q.
-    """
-
-    variance: jax.Array
-    error: jax.Array
-    growth: jax.Array
+    variance: jax.Array  # s^2
+    error: jax.Array  # its relative standard error
+    growth: jax.Array  # q
 
 
 @dataclass(frozen=True)
 class StepRule:
-    """
-    :param dynamics: dynamics of the kernel.
-    :param needs_variance: whether its word needs the variance of the gradient noise.
-    """
-
-    dynamics: Dynamics
-    needs_variance: bool
+    dynamics: Dynamics  # dynamics of the kernel
+    needs_variance: bool  # whether its word needs the variance of the gradient noise
 
     def phase(self, x: jax.Array, momentum: jax.Array, h: jax.Array, variance: jax.Array) -> Phase:
         """The initial phase of a chain whose gradient noise has this variance."""

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.rows.schemes import is_contiguous, is_undecided
 from numpyro_sgmcmc.tuning.arrow import Arrow
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_wide, product, unraveler
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_high_dimensional, product, unraveler
 from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import VECTORS
 from numpyro_sgmcmc.tuning.noise_samples import (
@@ -45,7 +45,7 @@ from numpyro_sgmcmc.tuning.noise_samples import (
 )
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, stretch, together
 from numpyro_sgmcmc.tuning.probes import probe
-from numpyro_sgmcmc.tuning.search import Found, search
+from numpyro_sgmcmc.tuning.search import Approximation, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.warm_up import CHECKED, Scores, Settings, WarmUp
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme
@@ -61,23 +61,13 @@ SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become lo
 
 @dataclass(frozen=True)
 class Tuner:
-    """
-    :param rule: chooses the step size for the dynamics of the kernel and the variance of the gradient noise.
-    :param gradient: gradient estimator of the kernel.
-    :param rows: row scheme of the kernel.
-    :param steps_per_sample: given by the user, or None.
-    :param dense_mass: the blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
-    :param known: settings of another run, or None.
-    :param layout: the groups of a hierarchy, if L has their shape.
-    """
-
-    rule: StepRule
-    gradient: GradientEstimator
-    rows: RowScheme
-    steps_per_sample: int | None
-    dense_mass: Any = True
-    known: Settings | None = None
-    layout: Layout | None = None
+    rule: StepRule  # chooses the step size for the dynamics of the kernel and the variance of the gradient noise
+    gradient: GradientEstimator  # gradient estimator of the kernel
+    rows: RowScheme  # row scheme of the kernel
+    steps_per_sample: int | None  # given by the user, or None
+    dense_mass: Any = True  # the blocks of L, see blocks_of
+    known: Settings | None = None  # settings of another run, or None
+    layout: Layout | None = None  # the groups of a hierarchy, if L has their shape
 
     def start(self, potential: Potential, chains: int, num_warmup: int) -> tuple[Settings, WarmUp]:
         """The settings and the state before the first transition: only their shapes and dtypes matter."""
@@ -87,7 +77,7 @@ class Tuner:
         if self.layout is not None:
             nothing = jnp.zeros(d, dtype)
             coordinates, places = Arrow.diagonal(nothing, nothing, self.layout), WIDE_PROBES
-        elif is_wide(potential.prototype):
+        elif is_high_dimensional(potential.prototype):
             k, places = 2 * VECTORS if self.dense_mass is True else 0, WIDE_PROBES
             nothing = jnp.zeros(d, dtype)
             coordinates = LowRank(nothing, nothing + 1, jnp.zeros((d, k), dtype), jnp.ones(k, dtype))
@@ -143,19 +133,19 @@ class Tuner:
         looks = end >= SHORTEST
         correction = looks & (t == jnp.stack([end // 8, end // 4, end // 2])).any()
         halfway, last = ((end >= CHECKED) & (t == check) for check in (3 * end // 4, end))
-        found = lax.cond(correction | halfway | last, evidence, _nothing_seen, warm_up.moments)
-        found = trees.where(last, together(found, warm_up.earlier), found)
-        settings = replace(settings, scores=trees.where(last, Scores.of(found), settings.scores))
-        earlier = jnp.where(halfway, jnp.stack([found.gradient, found.virial]), warm_up.earlier)
+        statistics = lax.cond(correction | halfway | last, evidence, _nothing_seen, warm_up.moments)
+        statistics = trees.where(last, together(statistics, warm_up.earlier), statistics)
+        settings = replace(settings, scores=trees.where(last, Scores.from_evidence(statistics), settings.scores))
+        earlier = jnp.where(halfway, jnp.stack([statistics.gradient, statistics.virial]), warm_up.earlier)
         warm_up = warm_up._replace(earlier=earlier)
-        due = (t == 0) | correction | ((halfway | last) & warm_up.is_too_large(settings.step_size, found))
+        due = (t == 0) | correction | ((halfway | last) & warm_up.is_too_large(settings.step_size, statistics))
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(warm_up.moments.draws.astype(jnp.int32), len(warm_up.moments.places))
-        drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(found), drawn, len(warm_up.moments.places))
+        drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(statistics), drawn, len(warm_up.moments.places))
         operands = settings, warm_up, phase.z, gradient_state
 
         def change(operands):
-            return self._change(potential, z, key_change, found, *operands)
+            return self._change(potential, z, key_change, statistics, *operands)
 
         settings, warm_up, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
         begins = due | halfway
@@ -166,18 +156,18 @@ class Tuner:
         kinds = 2 if is_undecided(self.rows) and potential.plates else 1
         number = jnp.where(due, len(places) * jnp.where(t == 0, kinds, 1), counts).astype(jnp.int32)
 
-        def look(k, seen):
-            moments, differences, bends, sound = seen
+        def look(k, carry):
+            moments, differences, bends, sound = carry
             kind, place = jnp.divmod(k, len(places))
             # first at the positions of the chains
             there = jnp.where(due & (place > 0), places[place % drawn], x)
             parts = self.gradient, self.rows, settings.coordinates
             rest = self.rule.reach(warm_up.largest), random.fold_in(key_look, k), settings.contiguous | (kind > 0)
-            seen = probe(potential, *parts, there, gradient_state, *rest)
-            moments = moments.add(warm_up.block, there, seen.first, seen.second)
-            differences = differences.at[kind, place].set((seen.first - seen.second) / jnp.sqrt(2.0))
-            sound = jnp.where(k > 0, sound, jnp.isfinite(seen.first).all(1))
-            return moments, differences, bends.at[place].set(seen.bend), sound
+            gradients = probe(potential, *parts, there, gradient_state, *rest)
+            moments = moments.add(warm_up.block, there, gradients.first, gradients.second)
+            differences = differences.at[kind, place].set((gradients.first - gradients.second) / jnp.sqrt(2.0))
+            sound = jnp.where(k > 0, sound, jnp.isfinite(gradients.first).all(1))
+            return moments, differences, bends.at[place].set(gradients.bend), sound
 
         nothing = jnp.zeros((kinds, *places.shape), places.dtype), jnp.zeros_like(places)
         sound = jnp.ones(places.shape[1], bool)
@@ -195,7 +185,7 @@ class Tuner:
         settings, warm_up, phase = lax.cond(due, settle, lambda: kept)
         return settings, warm_up, phase, gradient_state, due
 
-    def _change(self, potential, z, key, found, settings, warm_up, x, gradient_state):
+    def _change(self, potential, z, key, statistics, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x = random.split(key, 3)
@@ -209,26 +199,26 @@ class Tuner:
                 law = search(potential, z, key_search, *how)
             else:
                 curvature = jnp.asarray(self.known.curvature, x.dtype)
-                law = Found(self.known.coordinates, curvature, jnp.zeros((), x.dtype))
+                law = Approximation(self.known.coordinates, curvature, jnp.zeros((), x.dtype))
             largest = jnp.asarray(self.rule.dynamics.largest_step(law.curvature), x.dtype)
             return law.coordinates, *fresh, law.curvature, warm_up.length, largest, law.passes
 
         def by_draws():
-            center = settings.coordinates.to_z(found.mean)
+            center = settings.coordinates.to_z(statistics.mean)
             if blocks is None and settings.coordinates.is_rescaled:
-                factors, vectors = stretch(warm_up.moments, found)
-                into = lambda x: product(product(x - found.mean, vectors) / factors, vectors.T)  # noqa: E731
+                factors, vectors = stretch(warm_up.moments, statistics)
+                into = lambda x: product(product(x - statistics.mean, vectors) / factors, vectors.T)  # noqa: E731
                 scale = product(settings.coordinates.scale, product(vectors * factors, vectors.T))
                 moved = Coordinates(center, scale), into(x), into(places)
             else:  # do not rescale: a coordinate scaled to the width of its draws may be too stiff
-                moved = settings.coordinates._replace(center=center), x - found.mean, places - found.mean
-            lost = warm_up.is_lost(found) | ~trees.all_finite(moved)
+                moved = settings.coordinates._replace(center=center), x - statistics.mean, places - statistics.mean
+            lost = warm_up.is_lost(statistics) | ~trees.all_finite(moved)
             moved = trees.where(lost, (settings.coordinates, *fresh), moved)
             late = (warm_up.transition > warm_up.num_warmup // 8) & (warm_up.num_warmup >= CHECKED)
-            halved = lost | (late & warm_up.is_too_large(settings.step_size, found))
+            halved = lost | (late & warm_up.is_too_large(settings.step_size, statistics))
             largest = jnp.where(halved, 0.5 * warm_up.largest, warm_up.largest)
-            slow = late & (found.slowest < SLOW) & ~lost
-            longer = jnp.clip(2 * SLOW / found.slowest, 1, LONGEST / warm_up.length)
+            slow = late & (statistics.slowest < SLOW) & ~lost
+            longer = jnp.clip(2 * SLOW / statistics.slowest, 1, LONGEST / warm_up.length)
             length = warm_up.length * jnp.where(slow, longer, 1)
             return *moved, settings.curvature, length, largest, jnp.zeros_like(largest)
 
@@ -265,45 +255,40 @@ class Tuner:
         turns, layout = coordinates.turns, coordinates.layout
         first = warm_up.transition == 0
         if turns is None:
-            seen = jax.vmap(lambda noise: measured(shortened(noise)))(differences)
+            of_noise = jax.vmap(lambda noise: measured(shortened(noise)))(differences)
             kind = _quietest(first, differences)
         else:
-            of = partial(rotation, blocks=blocks_of(potential.prototype, self.dense_mass), turns=turns)
-            seen, axes = jax.vmap(of)(differences)
+            rotated = partial(rotation, blocks=blocks_of(potential.prototype, self.dense_mass), turns=turns)
+            of_noise, axes = jax.vmap(rotated)(differences)
             kind = _quietest(first, turned(differences, turns, axes[-1]))
             axes = axes[kind]
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
             differences, visited = (turned(samples, turns, axes) for samples in (differences, visited))
-        seen = jax.tree.map(lambda of_kinds: of_kinds[kind], seen)
+        of_noise = jax.tree.map(lambda of_kinds: of_kinds[kind], of_noise)
         if layout is not None:
-            seen = pooled(seen, layout)
-        seen = seen._replace(growth=growth(differences[kind], visited))
+            of_noise = pooled(of_noise, layout)
+        of_noise = of_noise._replace(growth=growth(differences[kind], visited))
         bend = bend_of(bends)
-        h = self.rule.step_size(seen, bend, warm_up.largest)
+        h = self.rule.step_size(of_noise, bend, warm_up.largest)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
         settings = replace(
             settings,
             step_size=h,
             steps_per_sample=steps if self.steps_per_sample is None else settings.steps_per_sample,
-            predicted_inflation=self.rule.inflation(h, seen.variance),
+            predicted_inflation=self.rule.inflation(h, of_noise.variance),
             coordinates=coordinates,
-            noise_variance=seen.variance,
+            noise_variance=of_noise.variance,
             contiguous=settings.contiguous | (kind > 0),
         )
         warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
         momentum = noise.normal(rng_key, x.shape, x.dtype)
-        phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, seen.variance))(x, momentum)
+        phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, of_noise.variance))(x, momentum)
         return settings, warm_up, phase
 
 
 def _quietest(first: jax.Array, differences: jax.Array) -> Any:
-    """
-    The kind of rows whose noise is that of the chain: 0 for the rows in use, 1 for blocks.
-
-    :param first: whether the rows are scattered so far, and blocks have been measured as well.
-    :param differences: samples of the noise along the axes of that of the last kind.
-    """
+    """The rows whose noise is that of the chain: 0, those in use, or 1, blocks, if ``first`` also measured these."""
     if len(differences) == 1:
         return 0
     scattered, blocks = differences

@@ -107,7 +107,7 @@ def warm_start(
     batch_size = checked_batch_size(batch_size)
     args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)
     optimizer = _checked_optimizer(optimizer, num_steps)
-    potential = ModelPotential.of(model, args, kwargs, batch_size)  # checks the model before anything is compiled
+    potential = ModelPotential.from_model(model, args, kwargs, batch_size)  # checks the model before it is compiled
     given = _given(start, potential, members)
     share = _checked_held_out(held_out, potential)
     on_model = lambda fn: compiled(fn, model, args, kwargs, batch_size)  # noqa: E731
@@ -125,8 +125,8 @@ def warm_start(
             rows = {name: trained[name][r] if name in trained else r for name, r in rows.items()}
             return potential.estimate(z, rows, key)
 
-        one = lambda state, *keys: minimise(loss, optimizer, state, steps, Reshuffled(), plates, *keys)  # noqa: E731
-        state = jax.vmap(one)(state, *keys)
+        train = lambda state, *keys: minimise(loss, optimizer, state, steps, Reshuffled(), plates, *keys)  # noqa: E731
+        state = jax.vmap(train)(state, *keys)
         z = jax.tree.map(lambda new, old: new.astype(old.dtype), jax.vmap(optimizer.get_params)(state), z_like)
         return state, z
 
@@ -151,7 +151,7 @@ def warm_start(
 def _starts(potential: ModelPotential, keys: jax.Array, given: dict[str, jax.Array]) -> tuple[Sites, dict]:
     """Starts of all members, and the energy of each site there."""
 
-    def one(key, given):
+    def start(key, given):
         key_z, key_rows, key_model = random.split(key, 3)
         rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
         z = potential.initial(key_z, rows, None)
@@ -159,7 +159,7 @@ def _starts(potential: ModelPotential, keys: jax.Array, given: dict[str, jax.Arr
         z = {name: jnp.asarray(own.get(name, x), x.dtype) for name, x in z.items()}
         return z, potential.by_site(z, rows, key_model)
 
-    return jax.vmap(one)(keys, given)
+    return jax.vmap(start)(keys, given)
 
 
 def _held_out_energy(potential: ModelPotential, z: Sites, held: dict[str, jax.Array]) -> jax.Array:
@@ -217,11 +217,7 @@ def _checked_optimizer(optimizer: Any, num_steps: int) -> Any:
 
 
 def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax.Array]:
-    """
-    Values by site, with members along the first axis.
-
-    :raises ValueError: if a name or a shape does not fit the model; the message names it.
-    """
+    """Values by site, with members along the first axis. Raises a ValueError for a name or shape that does not fit."""
     if start is None:
         return {}
     if not isinstance(start, Mapping):
@@ -249,26 +245,24 @@ def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax
 
 
 def _flat(start: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """
-    Pairs of site and value. NumPyro names a weight by its module, ``/``, and its path joined by dots.
-    """
-    found = []
+    """Pairs of site and value. NumPyro names a weight by its module, ``/``, and its path joined by dots."""
+    pairs = []
     for name, value in start.items():
         if isinstance(value, Mapping):
-            found += [(f"{name}/{path}", leaf) for path, leaf in _paths(value)]
+            pairs += [(f"{name}/{path}", leaf) for path, leaf in _paths(value)]
         else:
-            found.append((name, _array(value)))
-    return found
+            pairs.append((name, _array(value)))
+    return pairs
 
 
 def _paths(tree: Any) -> list[tuple[str, Any]]:
-    found = []
+    pairs = []
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            found += [(f"{key}.{path}", leaf) for path, leaf in _paths(value)]
+            pairs += [(f"{key}.{path}", leaf) for path, leaf in _paths(value)]
         else:
-            found.append((str(key), _array(value)))
-    return found
+            pairs.append((str(key), _array(value)))
+    return pairs
 
 
 def _array(value: Any) -> Any:

@@ -28,9 +28,9 @@ class Scores(NamedTuple):
     r_hat: jax.Array
 
     @classmethod
-    def of(cls, found: Evidence) -> "Scores":
+    def from_evidence(cls, statistics: Evidence) -> "Scores":
         """The scores of a round."""
-        return cls(jnp.abs(found.gradient).max(), jnp.abs(found.virial).max(), found.r_hat.max())
+        return cls(jnp.abs(statistics.gradient).max(), jnp.abs(statistics.virial).max(), statistics.r_hat.max())
 
 
 @jax.tree_util.register_dataclass
@@ -94,34 +94,27 @@ class Settings(dict):
             **self.scores._asdict(),
         }
 
+    def __repr__(self) -> str:
+        """A line for each setting, with long values in short."""
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:{width}}  {html.in_short(value)}" for name, value in self.items())
+
     def _repr_html_(self) -> str:
         """A table for notebooks, with long values in short."""
         return html.table((name, html.in_short(value)) for name, value in self.items())
 
 
 class WarmUp(NamedTuple):
-    """
-    The state of the search for settings.
+    """The state of the search for settings."""
 
-    - **length** - length of a draw, in units of time.
-    - **largest** - upper bound of the step size.
-    - **bend** - what the shape of the posterior adds to the gradient at ``largest``, see
-      :mod:`~numpyro_sgmcmc.tuning.probes`.
-    - **transition** - number of the next transition.
-    - **begun** - number of the transition before which this round began.
-    - **num_warmup** - transitions of the warm-up.
-    - **moments** - moments of the current round.
-    - **earlier** - z-scores of the round before it, if it belongs to the same check; otherwise 0, shape ``(2, d)``.
-    """
-
-    length: jax.Array
-    largest: jax.Array
-    bend: jax.Array
-    transition: jax.Array
-    begun: jax.Array
-    num_warmup: jax.Array
-    moments: Moments
-    earlier: jax.Array
+    length: jax.Array  # length of a draw, in units of time
+    largest: jax.Array  # upper bound of the step size
+    bend: jax.Array  # what the shape of the posterior adds to the gradient at largest, see probes
+    transition: jax.Array  # number of the next transition
+    begun: jax.Array  # number of the transition before which this round began
+    num_warmup: jax.Array  # transitions of the warm-up
+    moments: Moments  # moments of the current round
+    earlier: jax.Array  # z-scores of the round before it, if it belongs to the same check; otherwise 0, shape (2, d)
 
     @property
     def score_limit(self) -> float:
@@ -144,15 +137,15 @@ class WarmUp(NamedTuple):
         block = (self.transition - begin - 1) * BLOCKS // jnp.maximum(end - begin - 1, 1)
         return jnp.clip(block, 0, BLOCKS - 1)
 
-    def is_too_large(self, step_size: jax.Array, found: Evidence) -> jax.Array:
+    def is_too_large(self, step_size: jax.Array, statistics: Evidence) -> jax.Array:
         """
         Whether the draws of a round are not from the posterior, and perhaps because of the step size. If the noise
         keeps it far below the largest one, it is not the cause.
         """
-        scores, limit = Scores.of(found), self.score_limit
+        scores, limit = Scores.from_evidence(statistics), self.score_limit
         right = (scores.gradient <= limit) & (scores.virial <= limit)  # a score that is not a number is not right
         return (step_size > 0.7 * self.largest) & ~right
 
-    def is_lost(self, found: Evidence) -> jax.Array:
+    def is_lost(self, statistics: Evidence) -> jax.Array:
         """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""
-        return (self.num_warmup >= CHECKED) & is_lost(found)
+        return (self.num_warmup >= CHECKED) & is_lost(statistics)

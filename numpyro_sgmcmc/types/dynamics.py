@@ -61,7 +61,10 @@ class Dynamics(Protocol):
         """The largest step size of its words if no curvature of U exceeds ``curvature``, 1 for a standard normal."""
         ...
 
-    def init(self, z: Any, noise: Any) -> Phase: ...
+    def init(self, z: Any, noise: Any) -> Phase:
+        """The phase of a chain that starts at ``z``, with standard normal noise for its momentum, if there is one."""
+        del noise
+        return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z, to first order."""
@@ -112,9 +115,7 @@ class Checked(Protocol):
         ...
 
     def check(self, report: Any, phase: Phase) -> None:
-        """
-        :raises ValueError: if an entry is wrong; the message names it.
-        """
+        """Raises a ValueError if an entry is wrong; the message names it."""
         ...
 
 

@@ -62,7 +62,7 @@ class Potential(Protocol):
         ...
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
-        """Energy of everything outside the minibatched plates, shape ``()``."""
+        """Energy of everything outside the minibatched plates, Jacobians included, shape ``()``; needs no data."""
         ...
 
     def per_row(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
@@ -70,7 +70,7 @@ class Potential(Protocol):
         ...
 
     def estimate(self, z: Sites, rows: Rows, rng_key: jax.Array | None = None) -> jax.Array:
-        """Unbiased estimate of U(z) from the rows, shape ``()``."""
+        """Unbiased estimate of U(z) from the rows, shape ``()``; U(z) itself if no plate is minibatched."""
         ...
 
 

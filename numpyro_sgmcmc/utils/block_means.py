@@ -23,21 +23,13 @@ FEWEST = 2.0  # the smallest degrees of freedom
 
 
 class BlockMeans(NamedTuple):
-    """
-    Sums of several series, each with one value per chain and time.
+    """Sums of several series, each with one value per chain and time."""
 
-    - **count** - values of each chain so far.
-    - **length** - values in the open block.
-    - **lengths** - sum of the squared lengths of the closed blocks of a chain.
-    - **open** - sums of the open block, shape ``(chains, series)``.
-    - **sums** - of the closed blocks of all chains: s, s^2 and l s; and the squares of all values, shape
-      ``(4, series)``.
-    """
-
-    count: jax.Array
-    length: jax.Array
-    lengths: jax.Array
-    open: jax.Array
+    count: jax.Array  # values of each chain so far
+    length: jax.Array  # values in the open block
+    lengths: jax.Array  # sum of the squared lengths of the closed blocks of a chain
+    open: jax.Array  # sums of the open block, shape (chains, series)
+    # of the closed blocks of all chains: s, s^2 and l s; and the squares of all values, shape (4, series)
     sums: jax.Array
 
     @classmethod
@@ -47,11 +39,7 @@ class BlockMeans(NamedTuple):
         return cls(zero, zero, zero, open_block, jnp.zeros((4, series), dtype))
 
     def add(self, values: jax.Array) -> "BlockMeans":
-        """
-        The sums with one more value of each series.
-
-        :param values: shape ``(chains, series)``.
-        """
+        """The sums with one more value of each series. ``values``: shape ``(chains, series)``."""
         count, length = self.count + 1, self.length + 1
         closed = (GROWTH * length >= count).astype(values.dtype)
         block = self.open + values
@@ -83,17 +71,10 @@ class BlockMeans(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """
-    - **count** - values of all chains.
-    - **mean** - their mean, by series.
-    - **error** - its standard error.
-    - **freedom** - degrees of freedom of the standard error.
-    """
-
-    count: jax.Array
-    mean: jax.Array
-    error: jax.Array
-    freedom: jax.Array
+    count: jax.Array  # values of all chains
+    mean: jax.Array  # their mean, by series
+    error: jax.Array  # its standard error
+    freedom: jax.Array  # degrees of freedom of the standard error
 
     def scores(self) -> jax.Array:
         """The distance of each mean from 0, as the size of a normal number that is as improbable."""

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_sgmcmc.utils.wording import plain
+
 COLOURS = {"ok": "#009E73", "doubtful": "#E69F00", "wrong": "#D55E00"}  # by verdict, from the palette of Okabe & Ito
 FEW = 4  # maximal number of elements of an array that are written out
 LENGTH = 120  # of a value in a few words
@@ -33,7 +35,7 @@ def in_short(value: Any) -> str:
     else:
         names = [jax.tree_util.keystr(path, simple=True, separator=" ") for path, _ in leaves]
         text = "; ".join(f"{name} {_leaf(leaf)}" for name, (_, leaf) in zip(names, leaves))
-        text = text if isinstance(value, dict | list) else f"{type(value).__name__}: {text}"
+        text = text if isinstance(value, dict | list) else f"{type(value).__name__}: {text}".removesuffix(": ")
     return textwrap.shorten(text or "none", LENGTH, placeholder=" ...")
 
 
@@ -42,5 +44,5 @@ def _leaf(value: Any) -> str:
     numeric = array.dtype.kind in "fiu"
     if array.size > FEW and numeric:
         size = " x ".join(map(str, array.shape))
-        return f"{size} numbers from {array.min():.4g} to {array.max():.4g}"
-    return ", ".join(f"{x:.4g}" if numeric else str(x) for x in array.ravel())
+        return f"{size} numbers from {plain(array.min(), 4)} to {plain(array.max(), 4)}"
+    return ", ".join(plain(x, 4) if numeric else str(x) for x in array.ravel())

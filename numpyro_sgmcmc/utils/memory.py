@@ -32,11 +32,7 @@ def limit() -> int | None:
 
 def announce(what: str, size: int, share: float, alternatives: str) -> None:
     """
-    Logs the memory that is about to be allocated.
-
-    :param int size: bytes.
-    :param float share: maximal share of all memory.
-    :raises ValueError: if it is more than this share.
+    Logs the memory that is about to be allocated. Raises a ValueError if it is more than this share of all memory.
     """
     available = limit()
     if available is not None and size > share * available:

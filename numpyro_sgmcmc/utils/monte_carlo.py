@@ -26,11 +26,7 @@ FEWEST = 8  # smallest number of draws per chain for which a standard error is e
 
 
 def standard_error(x: np.ndarray) -> np.ndarray:
-    """
-    Standard error of the mean over chains and draws; infinite if there are too few draws.
-
-    :param x: shape ``(chains, draws, ...)``.
-    """
+    """Standard error of the mean over chains and draws, ``(chains, draws, ...)``; infinite if there are too few."""
     x = np.asarray(x, float)
     chains, draws = x.shape[:2]
     if draws < FEWEST:
@@ -78,7 +74,7 @@ def _in_parts(statistic: Callable[[np.ndarray], Any], x: np.ndarray) -> np.ndarr
     return np.concatenate(values, -1).reshape(np.shape(x)[2:])
 
 
-def bound(tests: int, chains: int, ess: Any = np.inf) -> Any:
+def bound(tests: Any, chains: int, ess: Any = np.inf) -> Any:
     """
     The limit of the largest of ``tests`` z-scores (:func:`~numpyro_sgmcmc.utils.significance.largest_z_score`). Its
     degrees of freedom are those of ``BLOCKS`` blocks of each chain, or half of the effective sample size if that is
@@ -120,9 +116,6 @@ def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int 
     """
     Standard error of a statistic of all draws, by leaving out one block of all chains at a time (the jackknife; Efron &
     Stein 1981).
-
-    :param statistic: draws of shape ``(n, ...)`` -> numbers.
-    :param x: shape ``(chains, draws, ...)``.
     """
     draws = x.shape[1]
     blocks = min(blocks, draws // 2)

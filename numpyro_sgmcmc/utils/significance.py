@@ -2,21 +2,24 @@
 
 from typing import Any
 
+import numpy as np
 from scipy.special import stdtrit  # a dependency of jax
 
 FALSE_ALARMS = 1e-3  # probability of a false alarm
 ORDER = ("ok", "doubtful", "wrong")
+MEAN = 0.1, 0.3  # an error of a mean in posterior sds: doubtful, wrong
 VARIANCE = 0.1, 0.3  # a relative error of a variance or a temperature: doubtful, wrong
 
 
-def largest_z_score(tests: int, freedom: Any) -> Any:
+def largest_z_score(tests: Any, freedom: Any) -> Any:
     """
     The z-score that the largest of ``tests`` z-scores exceeds with probability ``FALSE_ALARMS``: a quantile of
     Student's t.
 
+    :param tests: a number, or an array of them.
     :param freedom: degrees of freedom, a number or an array.
     """
-    return -stdtrit(freedom, FALSE_ALARMS / (2 * max(tests, 1)))
+    return -stdtrit(freedom, FALSE_ALARMS / (2 * np.maximum(tests, 1)))
 
 
 def graded(size: float, doubtful: float, wrong: float) -> str:

@@ -13,9 +13,7 @@ from numpyro_sgmcmc.types import Plate
 
 
 def checked_model(model: Any) -> Any:
-    """
-    :raises TypeError: if it is not callable.
-    """
+    """Raises a TypeError if it is not callable."""
     if not callable(model):
         raise TypeError(f"model={model!r} must be a NumPyro model (a callable).")
     return model
@@ -31,21 +29,13 @@ def is_key(value: Any) -> bool:
 
 
 def check_key(value: Any, call: str) -> None:
-    """
-    :param str call: a correct call of the function whose second argument the key is.
-    :raises TypeError: if it is not a single random key.
-    """
+    """Raises a TypeError if it is not a single random key; ``call`` is a correct call with one."""
     if not is_key(value):
         raise TypeError(f"the second argument is the random key: {call}.")
 
 
 def checked_batch_size(batch_size: Any) -> int | dict[str, int] | None:
-    """
-    Checks ``batch_size`` as far as that is possible without the model.
-
-    :raises TypeError: if it is not an int, a dict of ints, or None.
-    :raises ValueError: if it is smaller than 1.
-    """
+    """A batch size as far as it can be checked without the model: an int of at least 1, a dict of these, or None."""
     if batch_size is None:
         return None
     if isinstance(batch_size, Mapping):
@@ -73,9 +63,7 @@ def checked_rate(name: str, value: float) -> float:
 
 
 def check_positive(owner: object, **values: Any) -> None:
-    """
-    :raises ValueError: for an argument of ``owner`` that is not a positive, finite number.
-    """
+    """Raises a ValueError for an argument of ``owner`` that is not a positive, finite number."""
     for name, value in values.items():
         if not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
             raise ValueError(f"{type(owner).__name__}({name}={value!r}): {name} must be a positive, finite number.")
@@ -105,31 +93,18 @@ def checked_share(name: str, value: Any) -> float:
 
 
 def checked_inverse_mass(value: Any) -> Any:
-    """
-    ``inverse_mass_matrix`` as a float or a dict of NumPy arrays (None: 1.0).
-
-    :raises ValueError: for an entry that is not positive and finite, or an array without a site.
-    """
+    """``inverse_mass_matrix`` as a float or a dict of NumPy arrays (None: 1.0), all positive and finite."""
     checked = 1.0 if value is None else value
-    entries = checked if isinstance(checked, Mapping) else {None: checked}
-    for site, entry in entries.items():
-        array = np.asarray(entry)
-        if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
-            where = "inverse_mass_matrix" + ("" if site is None else f"[{site!r}]")
-            raise ValueError(f"{where} must contain positive, finite numbers, got {entry!r}.")
     if isinstance(checked, Mapping):
-        return {site: np.asarray(entry, float) for site, entry in checked.items()}
+        return {site: _positive(f"inverse_mass_matrix[{site!r}]", entry) for site, entry in checked.items()}
+    _positive("inverse_mass_matrix", checked)
     if np.ndim(checked):
         raise ValueError("inverse_mass_matrix must be None, a scalar, or a dict of diagonals like z.")
     return float(checked)
 
 
 def checked_metric(metric: Any) -> Any:
-    """
-    A function of the position, or an object whose ``bind`` makes one from a potential.
-
-    :raises TypeError: if it is neither.
-    """
+    """A function of the position, or an object whose ``bind`` makes one. Raises a TypeError for anything else."""
     if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "bind")):
         raise TypeError(
             f"metric={metric!r} must be a function of z, the unconstrained values by site. For a constant metric use "
@@ -139,35 +114,25 @@ def checked_metric(metric: Any) -> Any:
 
 
 def checked_rates(what: str, rates: Any) -> dict[str, np.ndarray]:
-    """
-    A dict of numbers by site.
-
-    :raises ValueError: if it is not a dict of positive, finite numbers.
-    """
+    """A dict of numbers by site. Raises a ValueError if it is not a dict of positive, finite numbers."""
     if rates is None:
         return {}
     if not isinstance(rates, Mapping):
         raise ValueError(f"{what}={rates!r} must be a dict of positive numbers by site.")
-    for site, rate in rates.items():
-        array = np.asarray(rate)
-        if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
-            raise ValueError(f"{what}[{site!r}] must contain positive, finite numbers, got {rate!r}.")
-    return {site: np.asarray(rate, float) for site, rate in rates.items()}
+    return {site: _positive(f"{what}[{site!r}]", rate) for site, rate in rates.items()}
 
 
-def check_rates_fit(what: str, rates: Mapping[str, Any], prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """
-    :raises ValueError: for a name that is not a site, or a value of the wrong shape.
-    """
-    check_sites(what, rates, prototype, scalars=True)
+def _positive(what: str, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" or not (np.isfinite(array) & (array > 0)).all():
+        raise ValueError(f"{what} must contain positive, finite numbers, got {value!r}.")
+    return array.astype(float)
 
 
 def check_like_z(
     what: str, given: Any, prototype: Mapping[str, jax.ShapeDtypeStruct], *, scalars: bool = False
 ) -> None:
-    """
-    :raises ValueError: if it is not a dict with a finite value of the right shape (or a scalar) for each latent site.
-    """
+    """Raises a ValueError for anything but a finite value of the right shape, or a scalar, for each latent site."""
     check_sites(what, given, prototype, scalars=scalars)
     for name in prototype:
         if name not in given:
@@ -184,10 +149,7 @@ def check_sites(
     batched: bool = False,
     scalars: bool = False,
 ) -> None:
-    """
-    :raises ValueError: if it is not a dict of values by site, or for a name that is not a site, or a value of the wrong
-        shape.
-    """
+    """Raises a ValueError for anything but values of the right shapes by latent site."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{what} must be a dict of unconstrained values by site, got {type(given)}.")
     unknown = sorted(set(given) - set(prototype))
@@ -206,9 +168,7 @@ def check_sites(
 
 
 def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
-    """
-    :raises ValueError: if there is no minibatch noise to reduce.
-    """
+    """Raises a ValueError if there is no minibatch noise to reduce."""
     if not plates:
         raise ValueError(
             f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
@@ -217,9 +177,7 @@ def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
 
 
 def check_energies(energies: Mapping[str, jax.Array]) -> None:
-    """
-    :raises ValueError: if the energy of a site is not finite at the start; the message names the sites.
-    """
+    """Raises a ValueError if the energy of a site is not finite at the start; the message names the sites."""
     wrong = [name for name, energy in energies.items() if not bool(jnp.isfinite(energy).all())]
     if wrong:
         raise ValueError(

@@ -95,7 +95,7 @@ def test_a_start_makes_one_copy_and_keeps_none(data, copies):
 
 
 def test_what_needs_no_data_copies_none(data, copies):
-    potential = ModelPotential.of(model, (data,), {}, 100)
+    potential = ModelPotential.from_model(model, (data,), {}, 100)
     z = {"mu": jnp.ones(())}
     jax.jit(potential.prior)(z), jax.jit(potential.constrain)(z), potential.unconstrain(potential.constrain(z))
     assert copies == []

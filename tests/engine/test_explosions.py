@@ -76,7 +76,9 @@ def chain_and_state(kernel_class, there=None, h=0.1, **options):
         state = state._replace(settings=replace(state.settings, step_size=jnp.asarray(h)))
     if there is not None:
         there = jnp.full(D, there)
-        state = state.at(state.phase._replace(z=there), last_finite=jax.tree.map(lambda _: there, state.last_finite))
+        state = state.with_phase(
+            state.phase._replace(z=there), last_finite=jax.tree.map(lambda _: there, state.last_finite)
+        )
     return potential, kernel.chain_for(potential), state
 
 
@@ -98,7 +100,9 @@ def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
     assert not near.diverging and (near.phase.z != state.phase.z).all()
 
     potential, chain, state = chain_and_state(kernel_class, step_size=0.1)
-    new = jax.jit(chain.step, static_argnums=0)(potential, state.at(state.phase._replace(z={"z": jnp.full(D, 1e3)})))
+    new = jax.jit(chain.step, static_argnums=0)(
+        potential, state.with_phase(state.phase._replace(z={"z": jnp.full(D, 1e3)}))
+    )
     assert not new.diverging
 
 

@@ -117,7 +117,7 @@ MODELS = [
 def test_a_sum_is_the_marginal(model, truth, data, plate, size):
     """Energy, gradient, and the energies of single rows, on a minibatch and on all rows."""
     batch = None if size is None else {plate: size}
-    ours, theirs = (ModelPotential.of(f, (data,), {}, batch) for f in (model, truth))
+    ours, theirs = (ModelPotential.from_model(f, (data,), {}, batch) for f in (model, truth))
     assert ours.prototype == theirs.prototype
     z = jax.tree.map(lambda s: 0.3 * random.normal(random.key(1), s.shape), ours.prototype)
     rows = {plate: jnp.array([7, 2, 5])} if size else {}
@@ -130,7 +130,7 @@ def test_a_sum_is_the_marginal(model, truth, data, plate, size):
 
 def test_unbiased_over_all_batches():
     """The mean over all minibatches is the gradient on all rows: the factor N/n stands outside of the logarithm."""
-    cut, whole = (ModelPotential.of(summed, (Y,), {}, batch) for batch in ({"N": B}, None))
+    cut, whole = (ModelPotential.from_model(summed, (Y,), {}, batch) for batch in ({"N": B}, None))
     z = jax.tree.map(lambda s: jnp.full(s.shape, 0.4), cut.prototype)
     batches = jnp.array(list(itertools.combinations(range(N), B)))
     gradients = jax.jit(jax.vmap(lambda b: jax.grad(cut.estimate)(z, {"N": b})))(batches)
@@ -190,7 +190,7 @@ def test_a_start_where_an_element_is_impossible():
             log_prob = jnp.where(k == 1, dist.Poisson(rate).log_prob(y[rows]), jnp.where(y[rows] == 0, 0.0, -jnp.inf))
             numpyro.factor("y", log_prob)
 
-    potential = ModelPotential.of(inflated, (WORDS[0],), {}, 4)
+    potential = ModelPotential.from_model(inflated, (WORDS[0],), {}, 4)
     z = potential.initial(random.key(0), potential.some_rows(), None)
     assert jnp.isfinite(potential.estimate(z, potential.some_rows()))
 
@@ -220,7 +220,7 @@ def _with(statement, marked=None):
 @pytest.mark.parametrize("size", [B, None])
 def test_refused(model, message, size):
     with pytest.raises(ValueError, match=message):
-        ModelPotential.of(model, (Y,), {}, size)
+        ModelPotential.from_model(model, (Y,), {}, size)
 
 
 def test_linear_predictors_refuse():

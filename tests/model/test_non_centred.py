@@ -1,5 +1,7 @@
 """Sites that a model has non-centred by hand are found, and their partial centring keeps the law."""
 
+import warnings
+
 import jax
 from jax import random
 import jax.numpy as jnp
@@ -10,8 +12,12 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sgmcmc import SGHMC, settings, summary
+from numpyro_sgmcmc.diagnostics.run import Run
+from numpyro_sgmcmc.diagnostics.scores import gradients, identities
+from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites, is_as_written, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.data_share import shares_of_data
+from numpyro_sgmcmc.utils.monte_carlo import bound
 
 GROUP = jnp.repeat(jnp.arange(5), jnp.array([1, 2, 3, 6, 8]), total_repeat_length=20)
 Y = jnp.sin(jnp.arange(20.0))
@@ -44,7 +50,7 @@ def model_of(value, groups=5):
 
 
 def potential_of(model, batch_size=10):
-    return ModelPotential.of(model, (GROUP, Y), {}, batch_size)
+    return ModelPotential.from_model(model, (GROUP, Y), {}, batch_size)
 
 
 @pytest.mark.every(2)
@@ -52,9 +58,9 @@ def potential_of(model, batch_size=10):
 def test_the_law_is_that_of_the_model(form):
     value, parameters = FORMS[form]
     usual = potential_of(model_of(value))
-    assert list(usual.hierarchical_sites) == ["z"]
+    assert list(hierarchical_sites(usual)) == ["z"]
     share = jnp.array([0.0, 0.25, 0.5, 0.75, 1.0])
-    centred = usual.centred({"z": share})
+    centred = centred_potential(usual, {"z": share})
     y = {"m": jnp.array(0.4), "s": jnp.array(-0.7), "z": jnp.linspace(-0.5, 0.8, 5)}
     z = centred.in_variables_of(usual, y)
     m, s = parameters(jnp.array(0.4), jnp.exp(-0.7))
@@ -81,7 +87,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("form", OTHERS)
 def test_other_uses_are_left_alone(form):
-    assert potential_of(model_of(OTHERS[form])).hierarchical_sites == {}
+    assert hierarchical_sites(potential_of(model_of(OTHERS[form]))) == {}
 
 
 def horseshoe(X, y, by_hand):
@@ -96,9 +102,9 @@ def horseshoe(X, y, by_hand):
 
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_nothing_is_chosen_for_elements_with_scales_of_their_own(by_hand):
-    potential = ModelPotential.of(horseshoe, (jnp.ones((20, 3)), Y, by_hand), {}, 10)
-    assert potential.hierarchical_sites == {"z" if by_hand else "w": {"local", "tau"}}
-    assert potential.sites_to_centre == {}
+    potential = ModelPotential.from_model(horseshoe, (jnp.ones((20, 3)), Y, by_hand), {}, 10)
+    assert hierarchical_sites(potential) == {"z" if by_hand else "w": {"local", "tau"}}
+    assert sites_to_centre(potential) == {}
 
 
 def nested(district, school, y):
@@ -115,9 +121,9 @@ def nested(district, school, y):
 
 def test_one_level_in_another():
     arguments = jnp.array([0, 0, 1, 1, 1]), GROUP, Y
-    usual = ModelPotential.of(nested, arguments, {}, None)
-    assert set(usual.hierarchical_sites) == {"a", "d"}
-    centred = usual.centred({"a": jnp.full(5, 0.4), "d": jnp.full(2, 0.7)})
+    usual = ModelPotential.from_model(nested, arguments, {}, None)
+    assert set(hierarchical_sites(usual)) == {"a", "d"}
+    centred = centred_potential(usual, {"a": jnp.full(5, 0.4), "d": jnp.full(2, 0.7)})
     y = {"s": jnp.array([0.3, -0.2]), "m": jnp.array(1.0), "d": jnp.array([0.5, -1.0]), "a": jnp.arange(5.0)}
     flat, unravel = jax.flatten_util.ravel_pytree(y)
     written = lambda v: jax.flatten_util.ravel_pytree(centred.in_variables_of(usual, unravel(v)))[0]  # noqa: E731
@@ -143,27 +149,29 @@ def test_both_forms_have_the_same_shares_and_the_same_density():
     np.testing.assert_allclose(of_hand["z"], of_centred["z"], rtol=1e-5)
     rows = {"N": jnp.arange(10)}
     share = {"z": jnp.full(5, 0.3)}
-    sampled = centred.in_variables_of(centred.centred(share), a)
+    sampled = centred.in_variables_of(centred_potential(centred, share), a)
     np.testing.assert_allclose(
-        by_hand.centred(share).estimate(sampled, rows), centred.centred(share).estimate(sampled, rows), rtol=1e-5
+        centred_potential(by_hand, share).estimate(sampled, rows),
+        centred_potential(centred, share).estimate(sampled, rows),
+        rtol=1e-5,
     )
 
 
 def test_different_scales_stay_non_centred():
     spectrum = lambda m, s, z, g: (m + jnp.exp(-s * jnp.arange(5.0)) * z)[g]  # noqa: E731
     potential = potential_of(model_of(spectrum))
-    assert list(potential.sites_to_centre) == ["z"]
+    assert list(sites_to_centre(potential)) == ["z"]
     z = {"m": jnp.array(0.5), "s": jnp.array(-0.3), "z": jnp.linspace(0, 1, 5)}
     np.testing.assert_array_equal(shares_of_data(potential, z, random.key(0))["z"], 0)
 
 
 @pytest.mark.parametrize(
-    "share, by_hand, is_as_written", [(0, True, True), (1, True, False), (1, False, True), (0, False, False)]
+    "share, by_hand, expected", [(0, True, True), (1, True, False), (1, False, True), (0, False, False)]
 )
-def test_what_is_as_written(share, by_hand, is_as_written):
+def test_what_is_as_written(share, by_hand, expected):
     potential = potential_of(model_of(FORMS["after the index"][0]) if by_hand else centred_model)
-    assert potential.is_as_written({"z": np.full(5, share)}) == is_as_written
-    assert potential.is_as_written({})
+    assert is_as_written(potential, {"z": np.full(5, share)}) == expected
+    assert is_as_written(potential, {})
 
 
 def test_a_run_moves_in_the_centred_variable():
@@ -180,3 +188,60 @@ def test_a_run_moves_in_the_centred_variable():
     mean = np.array([y[group == k].mean() for k in range(5)])
     np.testing.assert_allclose(a.mean(0), mean, atol=0.1)  # 1.4 standard deviations
     np.testing.assert_allclose(a.std(0), 1 / np.sqrt(200), rtol=0.35)
+
+
+def levels(group, y):
+    """Non-centred by hand, with a normal law given the scale."""
+    m = numpyro.sample("m", dist.Normal(0, 1))
+    s = numpyro.sample("s", dist.LogNormal(0, 0.5))
+    with numpyro.plate("groups", 20):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(m + s * z[group[rows]], 1.0), obs=y[rows])
+
+
+def exact_levels(y, rng, draws):
+    """Independent draws of the posterior of 20 groups of equally many rows: the scale on a grid, the rest given it."""
+    n, J, mean = len(y) // 20, 20, y.reshape(20, -1).mean(1)
+    log_s = np.linspace(-2, 2, 20001)
+    v = np.exp(2 * log_s) + 1 / n
+    precision = 1 + J / v
+    log_p = -2 * log_s**2 - J / 2 * np.log(v) - (mean**2).sum() / v / 2
+    log_p += (mean.sum() / v) ** 2 / precision / 2 - np.log(precision) / 2
+    p = np.exp(log_p - log_p.max())
+    k = rng.choice(len(p), draws, p=p / p.sum())
+    s, v, precision = np.exp(log_s[k]), v[k], precision[k]
+    m = mean.sum() / v / precision + rng.normal(size=draws) / np.sqrt(precision)
+    of_a = n + s**-2
+    a = (n * mean + (m / s**2)[:, None]) / of_a[:, None] + rng.normal(size=(draws, J)) / np.sqrt(of_a)[:, None]
+    return {"m": m, "s": s, "z": (a - m[:, None]) / s[:, None]}
+
+
+def test_identities_hold_in_the_sampled_variables_and_are_known_better_there():
+    """Exact draws in place of those of a run, 20 groups of 200 rows: both are the posterior, with its Jacobian."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(20), 200)
+    y = (0.5 + rng.normal(size=20)[group] + rng.normal(size=4000)).astype(np.float32)
+    kernel = SGHMC(levels, step_size=1e-3, friction=30.0, batch_size=400, centering={"z": 0.95})
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=500, num_chains=4, chain_method="vectorized", progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the draws of this run are not used
+        mcmc.run(random.key(0), group, y)
+    exact = exact_levels(y, rng, 2000)
+    mcmc._states["z"] = {name: jnp.asarray(x.reshape(4, 500, *x.shape[1:]), y.dtype) for name, x in exact.items()}
+    run = Run(mcmc, (group, y), {}, "test")
+    written = run.draws(2000)
+    sampled, found = run.as_sampled(written), {}
+    a = exact["m"][:, None] * 0.95 + exact["s"][:, None] ** 0.95 * exact["z"]
+    np.testing.assert_allclose(sampled.flat, np.c_[exact["m"], np.log(exact["s"]), a], atol=1e-4)
+    limit = bound(2 * 22, 4, 2000)
+    for draws in (written, sampled):
+        of = identities(draws.z, gradients(run, draws, random.key(1)).values)
+        assert (np.abs(of.gradient) < limit * of.gradient_error).all()
+        assert (np.abs(of.virial - 1) < limit * of.virial_error).all()
+        assert (np.abs(of.shift) < limit * of.shift_error).all()
+        assert (np.abs(of.inflation) < limit * of.inflation_error).all()
+        found[draws is sampled] = np.stack([of.shift_error, of.inflation_error])
+    assert (found[False] > 3 * found[True]).all()
+    power = summary(mcmc, group, y)["power"]
+    assert 0 < power["value"] < limit * found[False][0, :2].max() / 3

@@ -297,7 +297,7 @@ def test_the_density_under_another_transform():
     # a vector is one event, whether its transform is of vectors or of their coordinates
     of_vectors = dist.transforms.IndependentTransform(Softplus(), 1)
     transforms = {"scale": Softplus(), "scales": of_vectors, "of_groups": Softplus()}
-    potential = ModelPotential.of(on_the_half_line, (Y,), {}, 4, transforms)
+    potential = ModelPotential.from_model(on_the_half_line, (Y,), {}, 4, transforms)
     z = {"scale": jnp.asarray(0.4), "scales": jnp.asarray([-0.3, 0.8]), "other": jnp.asarray(-0.2)}
     z["of_groups"] = random.normal(random.key(6), (GROUPS, 2))
     x = {name: jnp.exp(value) if name == "other" else jnp.log1p(jnp.exp(value)) for name, value in z.items()}
@@ -343,7 +343,7 @@ def weights(y):
 def test_a_start_under_another_transform_is_that_of_the_usual_one(init_strategy):
     starts = []
     for transforms in (None, {"w": Simplex()}):
-        potential = ModelPotential.of(weights, (Y,), {}, 4, transforms)
+        potential = ModelPotential.from_model(weights, (Y,), {}, 4, transforms)
         z = jax.jit(lambda key: potential.initial(key, potential.some_rows(), init_strategy))(random.key(7))  # noqa: B023
         assert {name: (x.shape, x.dtype) for name, x in z.items()} == {
             name: (x.shape, x.dtype) for name, x in potential.prototype.items()

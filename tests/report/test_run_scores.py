@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from numpyro_sgmcmc import SGHMC, SGLD, Minibatch, Polynomial, WithoutReplacement, settings, summary
 from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, RunScores, ScoreAverages
-from numpyro_sgmcmc.report.run_verdict import RunVerdict
+from numpyro_sgmcmc.report.run_verdict import Power, RunVerdict
 from numpyro_sgmcmc.utils.significance import FALSE_ALARMS
 
 LAYOUT = ScoreAverages((("mu", 1), ("theta", 20)), frozenset(["theta"]))
@@ -39,7 +39,7 @@ def exact(key, runs=(), draws=250):
 
 
 def verdict(numbers):
-    return RunVerdict.of(RunNumbers(*(np.full((1, 1), part) for part in numbers)))
+    return RunVerdict.from_numbers(RunNumbers(*(np.full((1, 1), part) for part in numbers)))
 
 
 def test_the_levels_add_up_to_the_level_of_a_run():
@@ -106,13 +106,13 @@ def test_nothing_is_said_of_few_gradients_and_all_of_those_that_are_not_finite()
     numbers = verdict(seen(z, g.at[20, 0, 3].set(jnp.nan)))
     assert numbers.verdict == "wrong" and "not finite" in numbers.words(LAYOUT)
     short = verdict(seen(z, g))
-    assert short.verdict == "ok" and not short.decides and 1 < short.needed < 100
+    assert short.verdict == "ok" and not short.decides and 1 < short.power.needed < 100
 
 
 def test_chains_that_run_one_by_one_count_together():
     numbers = RunNumbers(*(np.full((4, 9), x) for x in (100.0, 3.0, 0.05, 0.02, 0.5, 0.2, 0.4)))
     numbers = numbers._replace(gradients=numbers.gradients + np.arange(4)[:, None])
-    found = RunVerdict.of(numbers)
+    found = RunVerdict.from_numbers(numbers)
     assert found.numbers.least_shift == pytest.approx(0.1) and found.numbers.least_inflation == pytest.approx(0.2)
 
 
@@ -213,7 +213,7 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
     monitor = mcmc._states["monitor"]
     monitor = monitor._replace(virial=np.full_like(monitor.virial, 20.0))
     monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": monitor})
-    assert RunVerdict.of(RunNumbers(*(getattr(monitor, name) for name in RunNumbers._fields))).decides
+    assert RunVerdict.from_numbers(RunNumbers(*(getattr(monitor, name) for name in RunNumbers._fields))).decides
     assert settings(mcmc)["verdict"] == "right"
     line = summary(mcmc).lines["run_scores"]
     assert line.verdict == "ok" and "would have been found" in line.shown
@@ -221,6 +221,32 @@ def test_the_draws_decide_when_they_are_enough(monkeypatch):
     monkeypatch.setattr(mcmc, "_states", mcmc._states | {"monitor": few})
     assert settings(mcmc)["verdict"] == "doubtful"
     assert "draws of each chain" in summary(mcmc).lines["run_scores"].shown
+
+
+@pytest.mark.parametrize("of_warm_up", ["right", "unchecked"])
+@pytest.mark.parametrize("shift", [0.0, 0.12, 0.3, 0.302, 0.55, 0.602, 0.61, 3.0, np.inf, np.nan])
+def test_the_verdict_and_the_stated_power_agree(shift, of_warm_up):
+    """A run that is right states what would have been found, at most .3 sd, or .6 sd beside a check of the warm-up."""
+    for power in (Power(shift, 0.1), Power(0.1, shift)):
+        found = RunVerdict(RunNumbers(*[0.0] * 7), "ok", power).after(of_warm_up)
+        words = power.words(of_warm_up == "right", 500)
+        assert (found == "right") == ("would have been found" in words) == ("too few draws" not in words)
+        assert (found == "right") == (shift <= (0.6 if of_warm_up == "right" else 0.3))
+        assert ("warm-up" in words) == (found == "right" and shift > 0.3)
+    assert RunVerdict(RunNumbers(*[0.0] * 7), "ok", Power(shift, 0.1)).after("doubtful") != "right" or shift <= 0.3
+
+
+def test_draws_that_are_needed_have_no_exponent():
+    assert Power(0.61, 0.1).words(True, 500).endswith("it needs about 2,100 draws of each chain")
+    assert (
+        Power(3e3, 0.1)
+        .words(True, 500)
+        .endswith("too few draws for a verdict; it needs about 5e+10 draws of each chain")
+    )
+
+
+def test_what_one_of_two_checks_finds_is_found():
+    assert Power(0.2, 0.5).or_by(Power(0.4, 0.1)) == (0.2, 0.1) and Power().or_by(Power(0.4, 0.1)) == (0.4, 0.1)
 
 
 def test_the_state_is_a_small_multiple_of_the_coordinates():

@@ -72,7 +72,7 @@ def test_the_gradient_is_unbiased_whatever_the_order(scheme, numbers, estimator)
         np.testing.assert_array_equal(np.unique(drawn[:, of_share], axis=0), np.unique(batches[:, of_share], axis=0))
     with jax.enable_x64(True):
         data = jnp.asarray(x, float), jnp.asarray(y, float)
-        potential, whole = (ModelPotential.of(linear, data, {}, {"N": n} if n else {}) for n in (6, 0))
+        potential, whole = (ModelPotential.from_model(linear, data, {}, {"N": n} if n else {}) for n in (6, 0))
         z, c = ({"w": jnp.asarray(value)} for value in ([0.3, -1.0], [0.1, 0.2]))
         full = jax.grad(whole.estimate)
         state = Anchor(c, full(c, {})) if isinstance(estimator, ControlVariate) else ()

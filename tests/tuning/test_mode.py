@@ -239,7 +239,7 @@ def test_the_descent_of_a_thermostat_uses_each_key_once(model_keys, monkeypatch)
 
     monkeypatch.setattr(start_module.noise, "normal_like", recorded)
     monkeypatch.setattr(start_module, "DESCENT_STEPS", 5)
-    potential = ModelPotential.of(gaussian, (jnp.asarray(X),), {}, 100)
+    potential = ModelPotential.from_model(gaussian, (jnp.asarray(X),), {}, 100)
     descend(potential, {"mu": jnp.zeros(())}, random.key(1), random.key(2))
     jax.effects_barrier()
     check_no_key_is_used_twice(model_keys + record.keys, count=10)

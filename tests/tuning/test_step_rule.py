@@ -104,7 +104,7 @@ def test_b_is_half_the_squared_reach_times_the_gradient_of_the_laplacian(gradien
     """In x = z / (2, 3), whose third derivative is 2^3 times that of z_1; the noise of the minibatches cancels."""
     slopes = rng.normal(size=(50, 2)).astype(np.float32)
     slopes -= slopes.mean(0)
-    potential = ModelPotential.of(skewed, (jnp.asarray(slopes), third), {}, {"N": 5})
+    potential = ModelPotential.from_model(skewed, (jnp.asarray(slopes), third), {}, {"N": 5})
     state = gradient.start(potential, {"z": jnp.zeros(2)}, random.key(0))
     coordinates = Coordinates(jnp.zeros(2), jnp.diag(jnp.array([2.0, 3.0])))
     x, reach, scheme = jnp.ones((4000, 2)), jnp.asarray(0.15), WithoutReplacement()

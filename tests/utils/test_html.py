@@ -11,6 +11,7 @@ from numpyro_sgmcmc.diagnostics.table import Summary, Table
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.tuning.warm_up import Settings
 from numpyro_sgmcmc.utils.html import COLOURS, LENGTH, in_short, table
+from numpyro_sgmcmc.utils.wording import inflation, plain
 
 NAME = 'a<b> & "c" </td>'
 
@@ -28,6 +29,48 @@ def test_names_are_escaped():
     assert texts(Settings(centering={NAME: np.ones(2)})._repr_html_())[-1] == f"{NAME} 1, 1"
 
 
+def test_settings_are_a_line_each_and_their_mapping_stays():
+    """An array is shown by its shape."""
+    found = Settings(step_size=0.25, centering={"a": np.zeros(500)}, passes=1612.3)
+    assert str(found).split("\n") == [
+        "step_size    0.25",
+        "coordinates  Identity",
+        "centering    a 500 numbers from 0 to 0",
+        "passes       1612",
+    ]
+    assert found["centering"]["a"].shape == (500,) and repr(Settings.known) and repr(found) == str(found)
+
+
+@pytest.mark.parametrize(
+    "x, words",
+    [
+        (1612.3, "1,610"),
+        (-1612.3, "-1,610"),
+        (0.01234, "0.0123"),
+        (999.7, "1,000"),
+        (2.5e9, "2.5e+09"),
+        (np.inf, "inf"),
+    ],
+)
+def test_numbers_have_three_digits_and_rarely_an_exponent(x, words):
+    assert plain(x) == words
+
+
+@pytest.mark.parametrize(
+    "x, words",
+    [
+        (0.123, "+12.3%"),
+        (-0.0001, "+0.0%"),
+        (4.1, "5.1 times too large"),
+        (2231.7, "more than 100 times too large"),
+        (np.inf, "more than 100 times too large"),
+        (np.nan, "+nan%"),
+    ],
+)
+def test_inflations_in_words(x, words):
+    assert inflation(x) == words
+
+
 def test_verdicts_have_colours():
     cells = list(ElementTree.fromstring(table([("right", "wrong", "rightly")])).iter("td"))
     assert [cell.get("style").partition("color:")[2] for cell in cells] == [COLOURS["ok"], COLOURS["wrong"], ""]
@@ -42,7 +85,7 @@ class Pair(NamedTuple):
     "value, words",
     [
         (0.30000001192092896, "0.3"),
-        (np.float32(12345.6), "1.235e+04"),
+        (np.float32(12345.6), "12,350"),
         (np.array([4, 7]), "4, 7"),
         (np.array(["right", "wrong"]), "right, wrong"),
         (np.arange(6.0).reshape(2, 3), "2 x 3 numbers from 0 to 5"),
