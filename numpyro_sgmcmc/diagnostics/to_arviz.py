@@ -70,11 +70,11 @@ def to_arviz(
         ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
         >>> x = 3 + random.normal(random.key(0), (1000,))
         >>> kernel = SGHMC(model, step_size=2e-3, friction=30.0, batch_size=100, steps_per_sample=20)
-        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=500, progress_bar=False)
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=2000, progress_bar=False)
         >>> mcmc.run(random.key(1), x)
         >>> idata = to_arviz(mcmc, x, log_likelihood=50)
         >>> idata.log_likelihood["x"].shape, idata.sample_stats["temperature"].shape
-        ((1, 500, 50), (1, 500))
+        ((1, 2000, 50), (1, 2000))
         >>> idata.posterior.attrs["verdict"]
         'right'
     """

@@ -10,7 +10,7 @@ from numpyro_sgmcmc.report.statistics import is_arriving, still_falling
 NOISY = 0.05  # a predicted inflation above which minibatch noise is the likely cause
 MORE_WARM_UP, MORE_DRAWS, MORE_ROWS = "a larger num_warmup", "a larger num_samples", "a larger batch_size"
 SMALLER_STEPS = "a smaller step_size"
-OTHER_PARAMETERS = f"{MORE_WARM_UP}. If that does not help, write the model in other parameters"
+OTHER_PARAMETERS = f"{MORE_WARM_UP}, or reparametrise the model"
 
 
 class Remedies(NamedTuple):

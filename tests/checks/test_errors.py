@@ -539,7 +539,7 @@ def test_a_bad_row_met_later_is_a_refused_step():
 
 @pytest.mark.parametrize("kernel", [SGLD, SGHMC, MSGNHT])
 def test_an_exploding_chain_keeps_its_last_finite_state_and_is_reported_once(kernel):
-    with pytest.warns(UserWarning, match="refused every step .*step_size is 1e\\+30") as caught:
+    with pytest.warns(UserWarning, match="refused every step, .*smaller step_size than") as caught:
         mcmc = run(kernel(good, step_size=1e30, batch_size=4, steps_per_sample=20))
     assert len([w for w in caught if "refused" in str(w.message)]) == 1
     assert mcmc.get_extra_fields()["diverging"].all()

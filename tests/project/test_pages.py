@@ -189,16 +189,7 @@ def test_the_pages_about_large_data_have_the_numbers_of_other_pages():
 INPUTS = {
     "convergence_rates": {"0.1", "0.2", "0.7", "0.033", "0.045", "0.001"},  # exponents and constants of the paper
     "covertype_scale": {"5 %"},  # asserted
-    "diagnostics": {
-        "0.3",
-        "15 %",
-        "4 times",
-        "10 times",
-        "50 times",
-        "0.05",
-        "5 %",
-        "20 %",
-    },  # faults, and their effects
+    "diagnostics": {"0.3", "15 %", "10 times", "50 times", "1.2", "20 times", "1.44"},  # faults, and their effects
     "double_well": {"0.001", "0.05", "0.1", "0.2", "0.25", "0.3"},  # step sizes
     "is_it_right": {"30 %", "70 %", "0.7", "0.7 times", "1.5"},  # the model, the step size and 1 / (1 - 0.7 / 2)
     "lda": {"12 %"},  # asserted

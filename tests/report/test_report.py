@@ -248,8 +248,8 @@ def test_the_bar_tells_of_rows(monkeypatch):
     bar = Bar()
     bar.begin({"a": Plate(10, 10), "rows": Plate(1000, 100)})
     assert [shown(bar, steps) for steps in (0, 20, 50)] == ["", "", "2,000 rows, 2 passes, 2,000 rows/s"]
-    assert shown(bar, 90, seconds=0.1) == "2e+03 rows, 2 passes, 2e+03 rows/s"  # too soon
-    assert shown(bar, 0, seconds=2.0) == "9e+03 rows, 9 passes, 3.33e+03 rows/s"  # 70 steps in 2.1 s
+    assert shown(bar, 90, seconds=0.1) == "2,000 rows, 2 passes, 2,000 rows/s"  # too soon
+    assert shown(bar, 0, seconds=2.0) == "9,000 rows, 9 passes, 3,330 rows/s"  # 70 steps in 2.1 s
     assert shown(bar, 10) == ""  # another chain
     shown(bar, 5, wraps=1)
     assert shown(bar, 6, wraps=1) == f"{(2**32 + 5) * 100:.3g} rows, {(2**32 + 5) / 10:.3g} passes, 4.29e+11 rows/s"
@@ -519,7 +519,7 @@ WRONG = {
     "seldom refused": (lambda m: {"diverging": m.diverging | (np.arange(200) % 10 == 0)}, "doubtful", "10.0% of the"),
     "apart": (lambda m: {"place": m.place + 100 * np.arange(2)[:, None]}, "wrong", "do not mix"),
     "falls": (lambda m: {"energy": m.energy + 1e5 * np.exp(-np.arange(200.0))}, "doubtful", "still falling"),
-    "failed": (lambda m: {"virial": np.full_like(m.virial, 20.0)}, "doubtful", "E[(z - m) dU] is 20.0"),
+    "failed": (lambda m: {"virial": np.full_like(m.virial, 20.0)}, "doubtful", "E[(z - m) dU] is 20 standard"),
     "no scores": (lambda m: {"gradient": np.full_like(m.gradient, np.nan)}, "doubtful", "E[dU] is not a number"),
     "noisy": (lambda m: {"inflation": np.full_like(m.inflation, np.nan)}, "wrong", "more than doubles a variance"),
     "other data": (lambda m: {"data_changed": m.data_changed | True}, "doubtful", "other data"),
