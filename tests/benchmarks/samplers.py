@@ -51,8 +51,10 @@ def through_mcmc(problem, mcmc, passes, extra_fields=(), **options):
 
 def sghmc(problem):
     """The line of README.md."""
+    kernel = SGHMC(problem.model, batch_size=problem.batch_size)
+    plate = kernel.potential(problem.args, {}).plates["rows"]
     mcmc = MCMC(
-        SGHMC(problem.model, batch_size=problem.batch_size),
+        kernel,
         num_warmup=1000,
         num_samples=1000,
         num_chains=4,
@@ -63,7 +65,7 @@ def sghmc(problem):
     def passes(mcmc):
         nonlocal first
         chosen, transitions = settings(mcmc), 2000 if first else 1000
-        steps = 4 * transitions * chosen["steps_per_sample"] * problem.batch_size / rows(problem)
+        steps = 4 * transitions * chosen["steps_per_sample"] * plate.batch_size / plate.size
         spent, first = steps + first * chosen["passes"], False
         return spent
 
