@@ -56,7 +56,7 @@ def one(name, label):
             if was_right or is_fit and (best <= 1 or since > PATIENCE):
                 break
     except Exception as error:  # a peer that fails is a row of the table, not the end of the benchmark
-        print(json.dumps({"failed": f"{type(error).__name__}: {error}".splitlines()[0][:120]}), flush=True)
+        print(json.dumps({"failed": f"{type(error).__name__}: {error}".splitlines()[0][:60]}), flush=True)
 
 
 def follow(name, label, limit):
@@ -86,20 +86,30 @@ def row(label, found):
     ]
 
 
+def ranking(numbers):
+    """The samplers that are right, the fastest first, as a sentence."""
+    right = {label: found["path"][-1] for label, found in numbers.items() if found["path"]}
+    right = {label: last["seconds"] for label, last in right.items() if distance(last) <= 1}
+    order = [f"{label} ({right[label]:.0f} s)" for label in sorted(right, key=right.get)]
+    return f"Right, the fastest first: {', '.join(order) or 'none'}.\n"
+
+
 def picture(results):
     """Error against seconds, a panel for each posterior."""
     import matplotlib.pyplot as plt
 
     colours = dict(zip(SAMPLERS, plt.get_cmap("tab20").colors[::2] + ("black",)))
-    across = 4
+    across = min(4, len(results))
     down = -(-len(results) // across)
-    figure, panels = plt.subplots(down, across, figsize=(13, 3 * down), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(
+        down, across, figsize=(max(11, 3.3 * across), 1 + 3 * down), squeeze=False, layout="constrained"
+    )
     for axes, (name, numbers) in zip(panels.flat, results.items()):
         for label, found in numbers.items():
             x, y = ([f(at) for at in found["path"]] for f in (lambda at: at["seconds"], distance))
             best = np.minimum.accumulate(y) if "SVI" in label or label == "Laplace" else y
             wide = 2.5 if label == next(iter(SAMPLERS)) else 1
-            axes.plot(x, best, "-o", ms=2, lw=wide, color=colours[label], label=label, zorder=2 + wide)
+            axes.plot(x, best, "-o", ms=3, lw=wide, color=colours[label], label=label, zorder=2 + wide)
         axes.axhline(1, color="0.6", lw=0.8)
         axes.set(xscale="log", yscale="log", title=name, ylim=(0.1, 100))
     for axes in panels.flat[len(results) :]:
@@ -109,7 +119,7 @@ def picture(results):
     for axes in panels[-1]:
         axes.set_xlabel("seconds")
     handles = [plt.Line2D([], [], color=colour, label=label) for label, colour in colours.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncol=4, frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncol=3, frameon=False)
     return figure
 
 
@@ -139,7 +149,7 @@ def main(args):
             limit = 20 if args.fast else max(LIMIT[0] * first[-1]["seconds"], LIMIT[1])
             numbers[label] = follow(name, label, limit)
             rows = [row(label, numbers[label]) for label in SAMPLERS if label in numbers]
-            text = f"### {name}\n\n{POSTERIORS[name].__doc__}\n\n" + table(COLUMNS, rows)
+            text = f"### {name}\n\n{POSTERIORS[name].__doc__}\n\n" + table(COLUMNS, rows) + "\n" + ranking(numbers)
             save(args, f"answer_{name}", text, numbers)
         results[name] = numbers
     picture(results).savefig(args.out / "answer.png" if args.fast else PICTURE, dpi=110)
