@@ -50,7 +50,7 @@ def one(name, label):
             now = distance({"sd": sd, "mean": mean})
             was_right, (best, since) = best <= 1, (now, 0) if now < 0.99 * best else (best, since + 1)
             first = first or seconds
-            if len(parts) > 1 and not is_fit:
+            if was_right and not is_fit:
                 ess = effective_sample_size(np.concatenate(parts[1:], 1)).min() / (seconds - first)
                 print(json.dumps({"ess a second": float(ess)}), flush=True)
             if was_right or is_fit and (best <= 1 or since > PATIENCE):
@@ -107,7 +107,7 @@ def picture(results):
     for axes, (name, numbers) in zip(panels.flat, results.items()):
         for label, found in numbers.items():
             x, y = ([f(at) for at in found["path"]] for f in (lambda at: at["seconds"], distance))
-            best = np.minimum.accumulate(y) if "SVI" in label or label == "Laplace" else y
+            best = np.minimum.accumulate(y) if label in FITS else y
             wide = 2.5 if label == next(iter(SAMPLERS)) else 1
             axes.plot(x, best, "-o", ms=3, lw=wide, color=colours[label], label=label, zorder=2 + wide)
         axes.axhline(1, color="0.6", lw=0.8)
@@ -143,7 +143,7 @@ def main(args):
     for name in args.posteriors:
         numbers = kept(args, f"answer_{name}")
         for label in SAMPLERS:
-            if not any(text in label for text in args.only):
+            if args.only and not any(text in label for text in args.only):
                 continue
             first = numbers.get(next(iter(SAMPLERS)), {}).get("path") or [{"seconds": 120}]
             limit = 20 if args.fast else max(LIMIT[0] * first[-1]["seconds"], LIMIT[1])
@@ -160,7 +160,7 @@ if __name__ == "__main__":
     parser.add_argument("--posteriors", nargs="+", default=list(POSTERIORS))
     parser.add_argument("--one", nargs=2, metavar=("POSTERIOR", "SAMPLER"))
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="TEXT", help="samplers whose name contains one of these"
+        "--only", nargs="+", default=(), metavar="TEXT", help="samplers whose name contains one of these"
     )
     arguments_given = parser.parse_args()
     if arguments_given.one:

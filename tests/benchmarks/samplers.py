@@ -27,10 +27,6 @@ LARGE = 2000  # coordinates of which a matrix is not made
 GRADIENTS = 2  # of a step of the McLachlan integrator
 
 
-class TooLarge(ValueError):
-    """For a sampler that needs a matrix of all pairs of coordinates."""
-
-
 def coordinates(problem, draws):
     return flat(draws, problem.sites)[1]
 
@@ -39,14 +35,14 @@ def coordinates(problem, draws):
 
 
 def through_mcmc(problem, mcmc, passes, extra_fields=(), **options):
-    """Draws of a run that is continued again and again; ``passes`` says what a run has cost."""
-    key, spent = random.key(1), 0.0
+    """Draws of a run that is continued again and again; ``passes`` says what the first run or another has cost."""
+    key, spent, first = random.key(1), 0.0, True
     while True:
         mcmc.run(key, *problem.args, extra_fields=extra_fields, **options)
-        spent += passes(mcmc)
+        spent += passes(mcmc, first)
         yield coordinates(problem, mcmc.get_samples(group_by_chain=True)), spent
         mcmc.post_warmup_state = mcmc.last_state
-        key, options = random.split(key)[0], {}
+        key, options, first = random.split(key)[0], {}, False
 
 
 def sghmc(problem):
@@ -60,14 +56,11 @@ def sghmc(problem):
         num_chains=4,
         chain_method="vectorized",
     )
-    first = True
 
-    def passes(mcmc):
-        nonlocal first
+    def passes(mcmc, first):
         chosen, transitions = settings(mcmc), 2000 if first else 1000
         steps = 4 * transitions * chosen["steps_per_sample"] * plate.batch_size / plate.size
-        spent, first = steps + first * chosen["passes"], False
-        return spent
+        return steps + first * chosen["passes"]
 
     yield from through_mcmc(problem, mcmc, passes)
 
@@ -76,14 +69,12 @@ def nuts(problem, dense_mass=False):
     if dense_mass:
         refuse_large(problem)
     kernel = NUTS(with_all_rows(problem.model), dense_mass=dense_mass)
-    mcmc, first = MCMC(kernel, num_warmup=500, num_samples=50), True
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=50)
 
-    def passes(mcmc):
-        nonlocal first
+    def passes(mcmc, first):
         # the warm-up is not counted by NumPyro: at least as much for each of its transitions
         draws = mcmc.get_extra_fields()["num_steps"]
-        spent, first = float(draws.sum()) + first * 500 * float(draws.mean()), False
-        return spent
+        return float(draws.sum()) + first * 500 * float(draws.mean())
 
     yield from through_mcmc(problem, mcmc, passes, extra_fields=("num_steps",))
 
@@ -94,7 +85,7 @@ def hmcecs(problem):
     mode = find_mode(problem.model, random.key(0), *problem.args, batch_size=BATCH, num_steps=5000, progress_bar=False)
     model = Subsample(problem.model, BATCH)
     mcmc = MCMC(HMCECS(NUTS(model), num_blocks=10, proxy=HMCECS.taylor_proxy(mode)), num_warmup=500, num_samples=50)
-    yield from through_mcmc(problem, mcmc, lambda mcmc: float("nan"))
+    yield from through_mcmc(problem, mcmc, lambda mcmc, first: float("nan"))
 
 
 def svi(problem, guide_class, large=True):
@@ -251,7 +242,7 @@ def laplace(problem):
 
 def refuse_large(problem):
     if len(Target(problem).start) > LARGE:
-        raise TooLarge(f"more than {LARGE} coordinates")
+        raise ValueError(f"more than {LARGE} coordinates")
 
 
 SAMPLERS = {
