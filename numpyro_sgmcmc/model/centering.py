@@ -37,6 +37,7 @@ class LocationScale(NamedTuple):
 
     loc: Any
     scale: Any
+    standard: Distribution  # that of e
     transforms: tuple[Transform, ...] = ()  # from a to the value of the site, applied in order to each element
     mask: Any = True  # which elements have a density
 
@@ -46,6 +47,14 @@ class LocationScale(NamedTuple):
         scale = self.scale ** (1 - share)
         affine = AffineTransform(self.loc * (1 - share * scale), scale)
         return ComposeTransform([affine, *self.transforms]) if self.transforms else affine
+
+    def energy(self, x: jax.Array, share: jax.Array) -> jax.Array:
+        """
+        The energy of the partially centred variable, by element. The log density of the site plus the log determinant
+        is the same number, but in float32 a - m has no correct digits where the scale is small.
+        """
+        e = (x - share * self.loc) / self.scale**share
+        return jnp.where(self.mask, share * jnp.log(self.scale) - self.standard.log_prob(e), 0)
 
     def scaled(self, factor: jax.Array) -> "LocationScale":
         """The form of a times a positive factor for each element."""
@@ -59,7 +68,8 @@ class LocationScale(NamedTuple):
 def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
     """The form of a distribution; None if it has none."""
     if type(fn) in FAMILIES:
-        return LocationScale(fn.loc, fn.scale)  # pyright: ignore[reportAttributeAccessIssue]
+        parameters = {name: getattr(fn, name) for name in fn.arg_constraints} | {"loc": 0.0, "scale": 1.0}
+        return LocationScale(fn.loc, fn.scale, type(fn)(**parameters))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(fn, dist.MultivariateNormal | dist.MultivariateStudentT):
         return Multivariate(fn.loc, fn.scale_tril)
     if not isinstance(
@@ -79,7 +89,8 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
             return None
         if isinstance(transform, AffineTransform) and not form.transforms:
             loc, scale = transform.loc + transform.scale * form.loc, jnp.abs(transform.scale) * form.scale
-            form = form._replace(loc=loc, scale=scale)
+            sign = AffineTransform(0.0, jnp.sign(transform.scale))
+            form = form._replace(loc=loc, scale=scale, standard=dist.TransformedDistribution(form.standard, sign))
         else:
             form = form._replace(transforms=(*form.transforms, transform))
     return form

@@ -46,7 +46,8 @@ def centred_potential(potential: ModelPotential, centering: Mapping[str, jax.Arr
         return potential
     sites, non_centred = potential.hierarchies
     of_centred = {name: share for name, share in centering.items() if name in sites}
-    new = potential.replace(transforms=partial(centred_transform, of_centred, potential.transforms))
+    transforms = partial(centred_transform, of_centred, potential.transforms)
+    new = potential.replace(transforms=transforms, centred=of_centred)
     if names := non_centred.scales.keys() & centering.keys():
         # the location and the scale are functions of the other variables, in which centred sites are transformed
         new = new.replace(non_centred=new.non_centred_among(names), centering=centering)

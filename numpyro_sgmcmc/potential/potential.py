@@ -25,7 +25,7 @@ from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
-from numpyro_sgmcmc.model.centering import location_and_scale_parents
+from numpyro_sgmcmc.model.centering import LocationScale, form_of, location_and_scale_parents
 from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.non_centred import NonCentred
 from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
@@ -61,7 +61,8 @@ class ModelPotential:
         self.transforms = transforms
         self.args, self.kwargs = args, dict(kwargs)
         self._weights: Mapping[str, Any] = {}
-        self.centering: Sites = {}  # of sites that the model has non-centred
+        self.centred: Sites = {}  # the shares of sites that the model has centred
+        self.centering: Sites = {}  # those of sites that it has non-centred
         self.non_centred: NonCentred | None = None
         self.draws_local_sites = isinstance(model, drawn_locally)
         self.keeps_local_values = keeps_values(model)
@@ -171,15 +172,23 @@ class ModelPotential:
 
     def energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
         """Name, plates (name -> dim) and scaled energy, not summed, of every sample site."""
-        for name, site in self.trace(z, rows, rng_key).items():
-            if site["type"] == "sample":
-                log_prob = site["fn"].log_prob(site["value"])
-                if site["scale"] is not None:
-                    log_prob = site["scale"] * log_prob
-                plates = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
-                for plate in self._weights.keys() & plates.keys():
-                    log_prob = log_prob * self._weights[plate].reshape(-1, *(1,) * (-plates[plate] - 1))
-                yield name, plates, -log_prob
+        trace = self.trace(z, rows, rng_key)
+        forms = {name: form_of(trace[name]["fn"]) for name in self.centred}
+        centred = {name: form for name, form in forms.items() if isinstance(form, LocationScale)}
+        jacobians = {f"_{name}_log_det" for name in centred}  # parts of the energies of these forms
+        for name, site in trace.items():
+            if site["type"] != "sample" or name in jacobians:
+                continue
+            plates = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+            if name in centred:
+                yield name, plates, centred[name].energy(z[name], self.centred[name])
+                continue
+            log_prob = site["fn"].log_prob(site["value"])
+            if site["scale"] is not None:
+                log_prob = site["scale"] * log_prob
+            for plate in self._weights.keys() & plates.keys():
+                log_prob = log_prob * self._weights[plate].reshape(-1, *(1,) * (-plates[plate] - 1))
+            yield name, plates, -log_prob
         if self.non_centred:
             yield "_centering_log_det", {}, -self.as_written(z)[1]
 

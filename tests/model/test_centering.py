@@ -32,6 +32,7 @@ SITES = {
     "mixed": lambda m, s: dist.Normal(jnp.stack([m, 2 * m]), s).expand([3, 2]).to_event(1),
     "masked": lambda m, s: dist.Normal(m, s).expand([3]).mask(jnp.array([True, False, True])),
     "affine": lambda m, s: dist.TransformedDistribution(dist.Normal(0, 1), transforms.AffineTransform(m, -s)),
+    "mirrored": lambda m, s: dist.TransformedDistribution(dist.Gumbel(0.5, 2), transforms.AffineTransform(m, -s)),
     "multivariate": lambda m, s: dist.MultivariateNormal(m * jnp.arange(3.0), scale_tril=s * ROOT),
     "covariances": lambda m, s: dist.MultivariateNormal(m, s * ROOT @ ROOT.T).expand([2, 2]).to_event(2),
     "multivariate t": lambda m, s: dist.MultivariateStudentT(5.0, m * jnp.ones(3), s * ROOT).expand([4]),
@@ -94,6 +95,20 @@ def test_a_share_of_0_is_non_centred_and_of_1_as_written():
     # a~ ~ N(m / 4, s^(1/4))
     of_prior = jax.grad(jax.grad(lambda a: half.by_site({**z, "a": a}, {})["a"]))(z["a"])
     np.testing.assert_allclose(of_prior, np.exp(-1) ** (2 * 0.75 - 2), rtol=1e-5)
+
+
+def test_the_gradient_has_correct_digits_where_the_scale_is_small():
+    """The density of the site is a function of a - m, which has no correct digits in float32 there."""
+
+    def gradient():
+        centred = centred_potential(potential_of(model_of(lambda m, s: dist.Normal(m, s))), {"a": jnp.array(0.05)})
+        z = {"m": jnp.array(16.4), "s": jnp.array(-9.4), "a": jnp.array(1.3)}
+        return jax.grad(centred.estimate)(z, {})
+
+    got = gradient()
+    with jax.enable_x64(True):
+        expected = gradient()
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), got, expected)
 
 
 def test_multivariate_sites_are_as_written_at_1_and_whitened_at_0():
