@@ -9,6 +9,7 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.gradients.second_order import expands
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
 from numpyro_sgmcmc.rows.schemes import decided
 from numpyro_sgmcmc.tuning.warm_up import Scores, Settings
@@ -29,7 +30,8 @@ def settings(mcmc: MCMC) -> Settings:
     - **step_size** - h in the coordinates x, :math:`z = c + L x`.
     - **friction** or **diffusion** - that of the kernel, in x; absent for SGLD.
     - **steps_per_sample** - steps per draw.
-    - **gradient** - the gradient estimator.
+    - **gradient** - the gradient estimator; a control variate with the order that was chosen.
+    - **batch_size** - rows of a minibatch, by plate; empty if every step uses all rows.
     - **rows** - the row scheme. By default the warm-up chooses between scattered rows and blocks of neighbouring rows.
     - **gradient_noise** - :math:`s^2`, the largest variance of the gradient noise over the coordinates of x.
     - **predicted_inflation** - the largest relative variance that this noise adds to a coordinate of x, to first order.
@@ -100,7 +102,8 @@ def settings(mcmc: MCMC) -> Settings:
     return replace(
         chosen,
         **{name: value(chosen[name]) for name in names},
-        gradient=kernel.gradient,
+        gradient=_in_use(kernel.gradient, state.gradient_state),
+        batch_size={name: int(np.max(n)) for name, n in chosen.batch_size.items()},
         rows=schemes if several else schemes[0],
         gradient_noise=value(chosen.noise_variance.max(-1)),
         centering=dict(chosen.centering),
@@ -109,6 +112,13 @@ def settings(mcmc: MCMC) -> Settings:
         friction=getattr(kernel, "friction", None),
         diffusion=getattr(kernel, "diffusion", None),
     )
+
+
+def _in_use(gradient: Any, gradient_state: Any) -> Any:
+    """The estimator, with the order of a control variate that the warm-up has chosen."""
+    if not expands(gradient_state):
+        return gradient
+    return replace(gradient, order=2 if np.all(gradient_state.hessian.used) else 1)
 
 
 def _verdicts(mcmc: MCMC, state: SGMCMCState, scores: Scores) -> np.ndarray:

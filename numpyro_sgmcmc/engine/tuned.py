@@ -9,9 +9,10 @@ chi-squared with d degrees of freedom, and
 So :math:`\exp(-H)` is restricted to momenta that it has with a probability of 1 - 1e-12. Without a momentum the same
 bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
 An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values. So does a chain
-that falls back from far away, faster and faster. An unstable step goes too far, so the gradient points back where it
-ends; in a fall it points further down, :math:`(x' - x)^T \nabla U(x') < 0`. Such a step is taken, and its momentum gets
-the length that it has on average. With the momentum reversed, the chain would climb up again.
+that falls back from far away, where :math:`|x'|^2` exceeds the same bound, faster and faster. An unstable step goes too
+far, so the gradient points back where it ends; in a fall it points further down, :math:`(x' - x)^T \nabla U(x') < 0`.
+Such a step is taken. Its momentum gets the length that it has on average. With the momentum reversed, the chain would
+climb up again.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.engine.chain import Chain, with_given
 from numpyro_sgmcmc.engine.metropolis import is_reversible
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, axes_of_chains, derive_key
+from numpyro_sgmcmc.gradients.second_order import Hessian
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.potential.centred import centred_potential, sites_to_centre
@@ -36,7 +38,7 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import squared_step
 from numpyro_sgmcmc.rows.schemes import is_contiguous
 from numpyro_sgmcmc.schedules import Constant
-from numpyro_sgmcmc.tuning.coordinates import raveled
+from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional, raveled
 from numpyro_sgmcmc.tuning.data_share import chosen_centering, passes_of_centering
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
 from numpyro_sgmcmc.tuning.search import expected_passes
@@ -48,6 +50,7 @@ from numpyro_sgmcmc.types import Phase, Rows, Sites, TemperatureFromSteps
 from numpyro_sgmcmc.utils import trees
 
 PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
+FEW_COORDINATES = 0.2  # coordinates for each row of a minibatch: the noise of a control variate is about d / n
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,29 @@ class TunedChain(Chain):
         if not self.gradient.shared:
             return state
         z = jax.tree.map(lambda x: jnp.zeros_like(x[0] if several else x), state.z)
-        return state._replace(gradient_state=self.gradient.start(potential, z, random.key(0)))
+        gradient_state = self.gradient.start(potential, z, random.key(0))
+        if self.may_expand(potential):
+            hessian = Hessian.unknown(settings.coordinates, raveled(z))
+            gradient_state = gradient_state._replace(hessian=hessian)
+        return state._replace(gradient_state=gradient_state)
+
+    def may_expand(self, potential: ModelPotential) -> bool:
+        """
+        Whether the warm-up may add a term of second order to the control variate. Its programs take two seconds to
+        compile, so only if noise may limit the step size: in a hierarchy, or with few rows for each coordinate.
+        """
+        order = getattr(self.gradient, "order", 1)
+        if order == 1 or potential.randomised or potential.sources:
+            return False
+        form = len(self.layout.families) == 1 if self.layout else not is_high_dimensional(potential.prototype)
+        if order == 2 and not form:
+            raise ValueError(
+                "ControlVariate(order=2) needs the Hessian of all rows: at most 1000 coordinates, or a hierarchy whose "
+                "groups are those of one plate. Leave order= out."
+            )
+        rows = max(plate.batch_size for plate in potential.plates.values())
+        d = sum(site.size for site in potential.prototype.values())
+        return form and (order == 2 or bool(sites_to_centre(potential)) or d >= FEW_COORDINATES * rows)
 
     def announced(self, potential: ModelPotential) -> str:
         if self.known is not None:
@@ -162,7 +187,7 @@ class TunedChain(Chain):
         if isinstance(temperature, tuple) or not self.integrator.carries_gradient:
             return taken, new
         uphill = trees.total(jax.tree.map(lambda x, before, g: (x - before) * g, new.z, old.z, gradient))
-        falls = impossible & (uphill < 0)
+        falls = impossible & (uphill < 0) & ~_is_possible(trees.total(jax.tree.map(jnp.square, new.z)), new.z.size)
         shorter = jnp.where(falls, 1 / jnp.sqrt(jnp.maximum(temperature, 1)), 1)
         return taken | falls, new._replace(momentum=jax.tree.map(lambda p: shorter * p, new.momentum))
 
@@ -172,7 +197,7 @@ class TunedChain(Chain):
         if isinstance(temperature, TemperatureFromSteps):
             temperature = squared_step(new.z, old.z, h, batched=False)
         d = new.z.size
-        return jnp.asarray(True) if isinstance(temperature, tuple) else d * temperature <= PER_COORDINATE * d + BEYOND
+        return jnp.asarray(True) if isinstance(temperature, tuple) else _is_possible(d * temperature, d)
 
     def passes_a_test(self, potential: ModelPotential) -> bool:
         """With all rows, steps of reversible words do, so that their size does not bias the draws."""
@@ -225,6 +250,11 @@ class TunedChain(Chain):
     def _first_gradient(self, potential: ModelPotential, batched: bool) -> Callable:
         first, axes = partial(self.with_first_gradient, potential), axes_of_chains(self)
         return jax.vmap(first, (axes, 0), axes) if batched else first
+
+
+def _is_possible(square: jax.Array, d: int) -> jax.Array:
+    """Whether chance allows the sum of the squares of d standard normal numbers."""
+    return square <= PER_COORDINATE * d + BEYOND
 
 
 def _best(state: SGMCMCState, energies: dict[str, jax.Array]) -> SGMCMCState:

@@ -26,13 +26,16 @@ def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array, chunk_size
     return over_all_rows(potential, gradient, z, rng_key, chunk_size)
 
 
-def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None) -> Sites:
+def over_all_rows(
+    potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None, total: Any = None
+) -> Any:
     """
     The mean of an unbiased estimate ``fn(potential, z, rows, rng_key)`` over all chunks of all plates, weighted by
     their sizes. It is exact, since each site is scaled by N/n for each of its plates. If rows are distributed over
     devices, a chunk has the same number of rows from each device.
 
     :param chunk_size: see :func:`chunk_length`.
+    :param total: zeros of the shape of an estimate. None: it has that of ``z``.
     """
     devices, plates = potential.devices, potential.plates
     length = chunk_length(lambda rows: fn(potential, z, rows, rng_key), plates, chunk_size)
@@ -40,7 +43,7 @@ def over_all_rows(potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, c
         [(name, Shares(plate.size, devices), *part) for part in _parts(-(-plate.size // devices), length)]
         for name, plate in plates.items()
     ]
-    total = jax.tree.map(jnp.zeros_like, z)
+    total = jax.tree.map(jnp.zeros_like, z if total is None else total)
     for p, product in enumerate(itertools.product(*parts)):
         key = random.fold_in(rng_key, p)
 

@@ -28,6 +28,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.gradients.second_order import Hessian, expands, passes_of_hessian
 from numpyro_sgmcmc.rows.schemes import is_contiguous, is_undecided
 from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_high_dimensional, product, unraveler
@@ -56,6 +57,8 @@ PROBES = 1000  # positions at which the gradient noise is measured, at least; al
 WIDE_PROBES = 400  # the same if L is not a full matrix: its axes are then not rotated to those of the noise
 QUIET_PROBES = 200  # the same without noise
 MOST_STEPS = 1000  # maximal steps per draw
+LARGER = 1.5  # ratio of step sizes for which a term of second order is worth its cost
+HESSIANS = 3  # times that the Hessian is computed
 SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
 
 
@@ -68,6 +71,11 @@ class Tuner:
     dense_mass: Any = True  # the blocks of L, see blocks_of
     known: Settings | None = None  # settings of another run, or None
     layout: Layout | None = None  # the groups of a hierarchy, if L has their shape
+
+    @property
+    def order(self) -> int | None:
+        """The order of a control variate; None: chosen."""
+        return getattr(self.gradient, "order", None)
 
     def start(self, potential: Potential, chains: int, num_warmup: int) -> tuple[Settings, WarmUp]:
         """The settings and the state before the first transition: only their shapes and dtypes matter."""
@@ -97,11 +105,14 @@ class Tuner:
             scores=Scores(zero, zero, zero),
             noise_variance=jnp.zeros(d, dtype),
             contiguous=jnp.zeros((), bool),
+            batch_size={name: jnp.asarray(plate.batch_size) for name, plate in potential.plates.items()},
         )
         warm_up = WarmUp(
             length=zero + 1,
             largest=zero + self.rule.dynamics.largest_step(1.0),
             bend=zero,
+            second_order=jnp.asarray(self.order == 2),
+            first_step=zero,
             transition=jnp.zeros((), jnp.int32),
             begun=jnp.zeros((), jnp.int32),
             num_warmup=jnp.asarray(num_warmup, jnp.int32),
@@ -179,7 +190,7 @@ class Tuner:
             visited = places[jnp.arange(len(places)) % drawn].at[0].set(x)
             flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
             samples = differences.reshape(kinds, -1, x.shape[-1]), flat(visited), flat(bends)
-            return self._settled(potential, *here, there, *samples, key_momentum)
+            return self._settled(potential, *here, gradient_state, there, *samples, key_momentum)
 
         kept = settings, warm_up._replace(moments=added), phase
         settings, warm_up, phase = lax.cond(due, settle, lambda: kept)
@@ -188,7 +199,7 @@ class Tuner:
     def _change(self, potential, z, key, statistics, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         blocks = blocks_of(potential.prototype, self.dense_mass)
-        key_search, key_center, key_x = random.split(key, 3)
+        key_search, key_center, key_x, key_hessian = random.split(key, 4)
         places = warm_up.moments.places
         draws = noise.normal(key_x, places.shape, x.dtype)
         fresh = draws[0, : len(x)], draws
@@ -228,6 +239,15 @@ class Tuner:
         center = unraveler(potential.prototype)(coordinates.center)
         gradient_state = self.gradient.recenter(potential, gradient_state, center, key_center)
         passes = settings.passes + passes + 1
+        if expands(gradient_state):
+
+            def with_hessian():
+                return Hessian.at(potential, center, coordinates, key_hessian)
+
+            unused = replace(gradient_state.hessian, used=jnp.zeros((), bool))
+            hessian = lax.cond(warm_up.second_order, with_hessian, lambda: unused)
+            gradient_state = gradient_state._replace(hessian=hessian)
+            passes += warm_up.second_order * passes_of_hessian(coordinates)
         settings = replace(settings, coordinates=coordinates, curvature=curvature, passes=passes)
         moments = warm_up.moments._replace(places=places)
         return settings, warm_up._replace(length=length, largest=largest, moments=moments), x, gradient_state
@@ -237,6 +257,7 @@ class Tuner:
         potential: Potential,
         settings: Settings,
         warm_up: WarmUp,
+        gradient_state: Any,
         x: jax.Array,
         differences: jax.Array,
         visited: jax.Array,
@@ -269,9 +290,11 @@ class Tuner:
         if layout is not None:
             of_noise = pooled(of_noise, layout)
         of_noise = of_noise._replace(growth=growth(differences[kind], visited))
-        bend = bend_of(bends)
-        h = self.rule.step_size(of_noise, bend, warm_up.largest)
+        warm_up = warm_up._replace(bend=bend_of(bends))
+        h = self.rule.step_size(of_noise, warm_up.bend, warm_up.largest)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
+        if expands(gradient_state):
+            warm_up = self._order(potential, warm_up, coordinates, gradient_state, of_noise, h, steps)
         settings = replace(
             settings,
             step_size=h,
@@ -281,10 +304,26 @@ class Tuner:
             noise_variance=of_noise.variance,
             contiguous=settings.contiguous | (kind > 0),
         )
-        warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
+        warm_up = warm_up._replace(moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
         momentum = noise.normal(rng_key, x.shape, x.dtype)
         phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, of_noise.variance))(x, momentum)
         return settings, warm_up, phase
+
+    def _order(self, potential, warm_up, coordinates, gradient_state, noise, h, steps):
+        """
+        Whether the next round has a term of second order. It is tried where the noise keeps the step size small, if the
+        Hessians cost no more than the warm-up, and kept if the step size becomes larger.
+        """
+        if self.order == 2:
+            return warm_up
+        chains, tried = warm_up.moments.places.shape[1], warm_up.first_step > 0
+        quiet = self.rule.step_size(jax.tree.map(jnp.zeros_like, noise), warm_up.bend, warm_up.largest)
+        share = min(plate.batch_size / plate.size for plate in potential.plates.values())
+        cheap = HESSIANS * passes_of_hessian(coordinates) <= steps * chains * share * warm_up.num_warmup
+        begins = ~tried & cheap & (LARGER * h <= quiet)
+        kept = tried & gradient_state.hessian.used & (h >= LARGER * warm_up.first_step)
+        first_step = jnp.where(begins, h, warm_up.first_step)
+        return warm_up._replace(second_order=begins | kept, first_step=first_step)
 
 
 def _quietest(first: jax.Array, differences: jax.Array) -> Any:

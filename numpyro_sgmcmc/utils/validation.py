@@ -78,8 +78,8 @@ def checked_count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def checked_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """One of some words."""
+def checked_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    """One of some values."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
     return value
