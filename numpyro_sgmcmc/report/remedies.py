@@ -9,7 +9,6 @@ from numpyro_sgmcmc.report.statistics import is_arriving, still_falling
 
 NOISY = 0.05  # a predicted inflation above which minibatch noise is the likely cause
 MORE_WARM_UP, MORE_DRAWS, MORE_ROWS = "a larger num_warmup", "a larger num_samples", "a larger batch_size"
-SMALLER_STEPS = "a smaller step_size"
 OTHER_PARAMETERS = f"{MORE_WARM_UP}, or reparametrise the model"
 
 
@@ -23,13 +22,15 @@ class Remedies(NamedTuple):
     noisy: bool = True  # whether there is minibatch noise
     inflated: bool = False  # whether the warm-up predicts that it matters
     arriving: bool = False  # whether the chains were still on their way when the draws began
+    step_size: float = 0.0  # that of the last draw; 0: not known
 
     @classmethod
     def for_run(cls, monitor: Monitor) -> "Remedies":
         """The remedies for the run with this monitor."""
         tuned, inflated = bool(np.any(monitor.num_steps)), not np.all(monitor.inflation[:, -1] <= NOISY)
         noisy = not tuned or bool(np.any(monitor.noise[:, -1]))
-        return cls(tuned, noisy, inflated, is_arriving(monitor.energy) or still_falling(monitor.energy))
+        arriving = is_arriving(monitor.energy) or still_falling(monitor.energy)
+        return cls(tuned, noisy, inflated, arriving, float(np.asarray(monitor.step_size)[-1, -1]))
 
     @property
     def accurate(self) -> str:
@@ -46,7 +47,8 @@ class Remedies(NamedTuple):
     @property
     def stable(self) -> str:
         """For steps that are too large, as those that are refused."""
-        return OTHER_PARAMETERS if self.tuned else SMALLER_STEPS
+        smaller = f"a smaller step_size{f' than {self.step_size:.3g}' * (self.step_size > 0)}"
+        return OTHER_PARAMETERS if self.tuned else smaller
 
     @property
     def mixing(self) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.remedies import SMALLER_STEPS
 from numpyro_sgmcmc.report.run_checks import Kept
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.tuning.pilot import score_limit
@@ -88,15 +87,14 @@ def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> 
             f"{run.of_warm_up}."
         )
     if run.warnings:
-        warnings.warn(_text(run.warnings, last["step_size"]), stacklevel=stack_level())
+        warnings.warn(_text(run.warnings), stacklevel=stack_level())
 
 
-def _text(lines: list[Line], step_size: float) -> str:
+def _text(lines: list[Line]) -> str:
     """The warning: what is wrong first of all, what to do about it, and what else is wrong."""
     verdict = worst(*(line.verdict for line in lines))
     first = next(line for line in lines if line.explains or line.verdict == verdict)
-    remedy = first.remedy.replace(SMALLER_STEPS, f"{SMALLER_STEPS} than {step_size:.3g}")
-    begin = f"the draws are {verdict}: {first.seen}. {remedy}."
+    begin = f"the draws are {verdict}: {first.seen}. {first.remedy}."
     end = " numpyro_sgmcmc.summary(mcmc, *args) shows more."
     others, also = [line.seen.partition(": ")[0] for line in lines if line is not first], ""  # without their causes
     for k in range(len(others), -1, -1):  # as many as there is room for
