@@ -73,7 +73,7 @@ class ControlVariate(Anchored):
     :param float memory: the share of the machine's memory that a table, for all chains, may take.
     :param order: 2 adds a term that leaves a noise of order :math:`N^2 \lVert z - c \rVert^4 / n`, see
         :mod:`~numpyro_sgmcmc.gradients.second_order`, if the warm-up chooses the centre; 1: without it. None: with it
-        if it makes the step size larger, and at most 1000 coordinates or the groups of a hierarchy are sampled.
+        if it makes the step size twice as large, and at most 1000 coordinates or the groups of a hierarchy are sampled.
     :raises ValueError: for a centre that is not like ``z``; no minibatched plate; local sites that are drawn; with
         ``stored``, whatever SAGA refuses.
 

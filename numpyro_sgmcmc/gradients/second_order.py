@@ -7,7 +7,8 @@ The term of second order of a control variate around c:
 with the same rows S in all estimates. It is unbiased, because the mean of the Hessians of minibatches is that of all
 rows. The noise that is left is of order :math:`N^2 \lVert z - c \rVert^4 / n`; without the term it is of order
 :math:`N^2 \lVert z - c \rVert^2 / n`, and grows with the distance of a coordinate whose rows are a random number of a
-minibatch, such as the effect of a group. A step costs about three minibatch gradients instead of two.
+minibatch, such as the effect of a group. A step costs up to twice as much: the product with the Hessian of a minibatch
+takes two of its gradients.
 
 The Hessian of all rows at c is computed once, from its products with a few directions. It is a matrix, or for a
 hierarchy of many groups an arrow (:mod:`~numpyro_sgmcmc.tuning.arrow`).

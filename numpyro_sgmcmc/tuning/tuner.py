@@ -57,7 +57,7 @@ PROBES = 1000  # positions at which the gradient noise is measured, at least; al
 WIDE_PROBES = 400  # the same if L is not a full matrix: its axes are then not rotated to those of the noise
 QUIET_PROBES = 200  # the same without noise
 MOST_STEPS = 1000  # maximal steps per draw
-LARGER = 1.5  # ratio of step sizes for which a term of second order is worth its cost
+LARGER = 2.0  # ratio of step sizes for which a term of second order is worth its cost
 HESSIANS = 3  # times that the Hessian is computed
 SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
 
