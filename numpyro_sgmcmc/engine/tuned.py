@@ -152,7 +152,8 @@ class TunedChain(Chain):
             return self
 
         def coupled(layout: Layout) -> bool:
-            return bool(on_potential(partial(coupling, layout=layout))(random.key(0)) > COUPLED)
+            with jax.ensure_compile_time_eval():  # a run in segments traces its start, for the shapes of its state
+                return bool(on_potential(partial(coupling, layout=layout))(random.key(0)) > COUPLED)
 
         return replace(self, layout=layout_of(potential, coupled))
 

@@ -26,13 +26,15 @@ from jax import random
 import jax.numpy as jnp
 import models
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from processes import SEARCH, in_a_fresh_process
 import pytest
 import xarray as xr
 import zarr
 
-from numpyro_sgmcmc import SGHMC, SGLD, Checkpointed, summary
+from numpyro_sgmcmc import SGHMC, SGLD, Checkpointed, settings, summary
 from numpyro_sgmcmc.runs import storage, zarr_arrays
 
 as_users_run = pytest.mark.optimised  # as in test_host.py: beside NumPyro's program, exact to the bit is what users run
@@ -124,6 +126,23 @@ def test_numbers_that_the_warm_up_finds(tmp_path):
     make_tuned = lambda: make(SGHMC(models.gaussian, batch_size=models.B))  # noqa: E731
     stopped(tmp_path / "a", 4, mcmc=make_tuned())
     assert_same(checkpointed(tmp_path / "a", make_tuned()), checkpointed(tmp_path / "b", make_tuned()))
+
+
+def test_groups_are_looked_for_before_the_start_is_traced(tmp_path):
+    """A run in segments traces the start of a chain, and the shape of its coordinates depends on a number."""
+
+    def model(y):
+        mu, tau = numpyro.sample("mu", dist.Normal(0, 1)), numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("groups", 120):
+            a = numpyro.sample("a", dist.Normal(mu, tau))
+        with numpyro.plate("rows", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(a[rows % 120], 1), obs=y[rows])
+
+    mcmc = make(SGHMC(model, batch_size=100), num_warmup=4, num_samples=4)
+    y = np.random.default_rng(0).normal(size=480)
+    Checkpointed(mcmc, tmp_path, every=4).run(random.key(1), y)
+    assert settings(mcmc)["coordinates"].layout.families == ((120, 1),)
+    assert mcmc.get_samples()["a"].shape == (4, 120)
 
 
 @pytest.mark.skipif(jax.local_device_count() < 2, reason="parallel chains need two devices")
