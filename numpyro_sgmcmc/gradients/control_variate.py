@@ -41,9 +41,8 @@ class Anchored(GradientEstimator):
     ) -> Evaluation:
         # the same key for both, so that the noise of a randomised model cancels, as that of the rows does
         energy, gradient = jax.value_and_grad(potential.estimate)(z, rows, rng_key)
-        at_anchor = jax.grad(potential.estimate)(gradient_state.z, rows, rng_key)
-        gradient = jax.tree.map(lambda g, a, full: g - a + full, gradient, at_anchor, gradient_state.gradient)
-        return Evaluation(energy, gradient, ())
+        of_rows, of_all = expansion(potential, *gradient_state, z, rows, rng_key)
+        return Evaluation(energy, jax.tree.map(lambda g, a, full: g - a + full, gradient, of_rows, of_all), ())
 
     def refresh(self, potential: Potential, gradient_state: Anchor, rng_key: jax.Array) -> Anchor:
         """A full pass: new conditioning values change the gradient at the anchor."""
@@ -152,15 +151,6 @@ class ControlVariate(Anchored):
         if self.center is not None:
             return gradient_state
         return self.anchor(potential, _as_z(z, potential), rng_key)._replace(hessian=gradient_state.hessian)
-
-    def evaluate(
-        self, potential: Potential, z: Sites, rows: Rows, gradient_state: Anchor, rng_key: jax.Array
-    ) -> Evaluation:
-        if isinstance(gradient_state.hessian, tuple):
-            return super().evaluate(potential, z, rows, gradient_state, rng_key)
-        energy, gradient = jax.value_and_grad(potential.estimate)(z, rows, rng_key)
-        of_rows, of_all = expansion(potential, *gradient_state, z, rows, rng_key)
-        return Evaluation(energy, jax.tree.map(lambda g, a, full: g - a + full, gradient, of_rows, of_all), ())
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
         if self.center is None:

@@ -85,15 +85,19 @@ class Hessian:
 
 
 def expansion(
-    potential: Potential, center: Sites, gradient: Sites, hessian: Hessian, z: Sites, rows: Rows, rng_key: jax.Array
+    potential: Potential, center: Sites, gradient: Sites, hessian: Any, z: Sites, rows: Rows, rng_key: jax.Array
 ) -> tuple[Sites, Sites]:
     """
     The Taylor series of the gradient around ``center`` at ``z``, of the estimate from these rows and of all rows: of
     second order if the Hessian is used, otherwise their values at the centre.
 
     :param gradient: that of all rows at the centre.
+    :param hessian: a :class:`Hessian`, or () if there is none.
     """
     gradient_of_rows = jax.grad(lambda z: potential.estimate(z, rows, rng_key))
+    first = lambda: (gradient_of_rows(center), gradient)  # noqa: E731
+    if not isinstance(hessian, Hessian):
+        return first()
     add = partial(jax.tree.map, jnp.add)
 
     def second():
@@ -103,7 +107,7 @@ def expansion(
         away = unravel(flat)
         return add(*jax.jvp(gradient_of_rows, (center,), (away,))), add(gradient, unravel(hessian.times(flat)))
 
-    return lax.cond(hessian.used, second, lambda: (gradient_of_rows(center), gradient))
+    return lax.cond(hessian.used, second, first)
 
 
 def expands(gradient_state: Any) -> bool:

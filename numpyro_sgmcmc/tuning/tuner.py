@@ -240,12 +240,9 @@ class Tuner:
         gradient_state = self.gradient.recenter(potential, gradient_state, center, key_center)
         passes = settings.passes + passes + 1
         if expands(gradient_state):
-
-            def with_hessian():
-                return Hessian.at(potential, center, coordinates, key_hessian)
-
+            renewed = partial(Hessian.at, potential, center, coordinates, key_hessian)
             unused = replace(gradient_state.hessian, used=jnp.zeros((), bool))
-            hessian = lax.cond(warm_up.second_order, with_hessian, lambda: unused)
+            hessian = lax.cond(warm_up.second_order, renewed, lambda: unused)
             gradient_state = gradient_state._replace(hessian=hessian)
             passes += warm_up.second_order * passes_of_hessian(coordinates)
         settings = replace(settings, coordinates=coordinates, curvature=curvature, passes=passes)
