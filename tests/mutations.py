@@ -446,7 +446,7 @@ FAULTS = [
           "test_second_order:couple"),
     Fault("second order: the border of an arrow", "second_order", "jnp.sum(B * v_globals, -1)", "0",
           "test_second_order:that_of"),
-    Fault("second order: never tried", "tuner", "begins = ~tried & cheap", "begins = tried & cheap",
+    Fault("second order: never tried", "tuner", "cheap & (LARGER * h <= quiet)", "cheap & (LARGER * h > quiet)",
           "test_second_order:warm_up"),
     Fault("steps: a fall is refused", "tuned", "taken | falls", "taken", "test_explosions:far_away"),
     Fault("steps: an unstable step is a fall", "tuned", "(uphill < 0)", "(uphill > 0)", "test_explosions:impossible"),

@@ -115,6 +115,12 @@ def expands(gradient_state: Any) -> bool:
     return isinstance(getattr(gradient_state, "hessian", None), Hessian)
 
 
+def using(gradient_state: Any, used: jax.Array) -> Any:
+    """The state of such a control variate, with its term only if ``used``."""
+    hessian = gradient_state.hessian
+    return gradient_state._replace(hessian=replace(hessian, used=hessian.used & used))
+
+
 def passes_of_hessian(coordinates: Any) -> int:
     """Passes over the data that the Hessian costs: two for each product."""
     return 2 * jax.eval_shape(coordinates.directions, jax.random.key(0)).shape[0]

@@ -9,7 +9,8 @@ from the normal approximation, with half the step size. Then the gradient noise 
 
 The first time the noise is measured with scattered rows and with blocks of neighbouring rows, if the row scheme leaves
 this open. Blocks are read several times faster, so the chain uses them if their noise is not larger
-(:func:`~numpyro_sgmcmc.tuning.noise_samples.is_as_quiet`).
+(:func:`~numpyro_sgmcmc.tuning.noise_samples.is_as_quiet`). Later it is measured with and without a control variate's
+term of second order, if the noise keeps the step size small; the term stays if it makes the step size much larger.
 
 After half of the warm-up the settings are frozen, and the second half checks them. If the check fails after 3/4, the
 settings are corrected once more, and the last quarter checks the correction. If it fails at the end, there is a last
@@ -28,7 +29,7 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.second_order import Hessian, expands, passes_of_hessian
+from numpyro_sgmcmc.gradients.second_order import Hessian, expands, passes_of_hessian, using
 from numpyro_sgmcmc.rows.schemes import is_contiguous, is_undecided
 from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_high_dimensional, product, unraveler
@@ -57,7 +58,7 @@ PROBES = 1000  # positions at which the gradient noise is measured, at least; al
 WIDE_PROBES = 400  # the same if L is not a full matrix: its axes are then not rotated to those of the noise
 QUIET_PROBES = 200  # the same without noise
 MOST_STEPS = 1000  # maximal steps per draw
-LARGER = 2.0  # ratio of step sizes for which a term of second order is worth its cost
+LARGER = 2.0  # ratio of step sizes for which a control variate of second order is worth its cost
 HESSIANS = 3  # times that the Hessian is computed
 SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
 
@@ -112,7 +113,6 @@ class Tuner:
             largest=zero + self.rule.dynamics.largest_step(1.0),
             bend=zero,
             second_order=jnp.asarray(self.order == 2),
-            first_step=zero,
             transition=jnp.zeros((), jnp.int32),
             begun=jnp.zeros((), jnp.int32),
             num_warmup=jnp.asarray(num_warmup, jnp.int32),
@@ -164,8 +164,10 @@ class Tuner:
         moments = trees.where(begins, warm_up.moments.restarted(), warm_up.moments)
         places = moments.places
         counts = looks & (t > warm_up.round[0]) & (t <= end)
-        kinds = 2 if is_undecided(self.rows) and potential.plates else 1
-        number = jnp.where(due, len(places) * jnp.where(t == 0, kinds, 1), counts).astype(jnp.int32)
+        undecided, expanding = is_undecided(self.rows) and bool(potential.plates), expands(gradient_state)
+        kinds = 2 if undecided or expanding else 1
+        both = jnp.where(t == 0, undecided, warm_up.second_order)
+        number = jnp.where(due, len(places) * jnp.where(both, 2, 1), counts).astype(jnp.int32)
 
         def look(k, carry):
             moments, differences, bends, sound = carry
@@ -173,28 +175,29 @@ class Tuner:
             # first at the positions of the chains
             there = jnp.where(due & (place > 0), places[place % drawn], x)
             parts = self.gradient, self.rows, settings.coordinates
-            rest = self.rule.reach(warm_up.largest), random.fold_in(key_look, k), settings.contiguous | (kind > 0)
-            gradients = probe(potential, *parts, there, gradient_state, *rest)
+            contiguous = settings.contiguous | ((t == 0) & (kind > 0))
+            rest = self.rule.reach(warm_up.largest), random.fold_in(key_look, k), contiguous
+            estimator = using(gradient_state, kind > 0) if expanding else gradient_state
+            gradients = probe(potential, *parts, there, estimator, *rest)
             moments = moments.add(warm_up.block, there, gradients.first, gradients.second)
             differences = differences.at[kind, place].set((gradients.first - gradients.second) / jnp.sqrt(2.0))
             sound = jnp.where(k > 0, sound, jnp.isfinite(gradients.first).all(1))
-            return moments, differences, bends.at[place].set(gradients.bend), sound
+            return moments, differences, bends.at[kind, place].set(gradients.bend), sound
 
-        nothing = jnp.zeros((kinds, *places.shape), places.dtype), jnp.zeros_like(places)
+        nothing = (jnp.zeros((kinds, *places.shape), places.dtype),) * 2
         sound = jnp.ones(places.shape[1], bool)
         added, differences, bends, sound = lax.fori_loop(0, number, look, (moments, *nothing, sound))
 
         def settle():
             # a chain cannot leave a position where the gradient is not finite, so it starts at c
             there, here = jnp.where(sound[: len(x), None], x, 0), (settings, warm_up._replace(moments=moments))
-            visited = places[jnp.arange(len(places)) % drawn].at[0].set(x)
-            flat = lambda samples: samples.reshape(-1, x.shape[-1])  # noqa: E731
-            samples = differences.reshape(kinds, -1, x.shape[-1]), flat(visited), flat(bends)
+            visited = places[jnp.arange(len(places)) % drawn].at[0].set(x).reshape(-1, x.shape[-1])
+            of_kinds = (kinds, -1, x.shape[-1])
+            samples = visited, differences.reshape(of_kinds), bends.reshape(of_kinds)
             return self._settled(potential, *here, gradient_state, there, *samples, key_momentum)
 
-        kept = settings, warm_up._replace(moments=added), phase
-        settings, warm_up, phase = lax.cond(due, settle, lambda: kept)
-        return settings, warm_up, phase, gradient_state, due
+        kept = settings, warm_up._replace(moments=added), phase, gradient_state
+        return *lax.cond(due, settle, lambda: kept), due
 
     def _change(self, potential, z, key, statistics, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
@@ -256,42 +259,54 @@ class Tuner:
         warm_up: WarmUp,
         gradient_state: Any,
         x: jax.Array,
-        differences: jax.Array,
         visited: jax.Array,
+        differences: jax.Array,
         bends: jax.Array,
         rng_key: jax.Array,
-    ) -> tuple[Settings, WarmUp, Phase]:
+    ) -> tuple[Settings, WarmUp, Phase, Any]:
         """
-        Rows, axes, step size and number of steps from what was measured; new momenta are drawn.
+        Rows, order, axes, step size and number of steps from what was measured; new momenta are drawn.
 
-        :param differences: samples of the gradient noise e, shape ``(1, samples, d)``; if the rows are undecided, also
-            those of blocks along the first axis.
-        :param visited: their positions.
-        :param bends: samples of b there.
+        :param visited: positions where the noise was measured, shape ``(samples, d)``.
+        :param differences: samples of the gradient noise e there, shape ``(kinds, samples, d)``. The second kind is, in
+            the first round, that of blocks; later, that of a control variate of second order.
+        :param bends: samples of b, of the same shape.
         """
-        coordinates, moments = settings.coordinates, warm_up.moments
+        coordinates, moments, first = settings.coordinates, warm_up.moments, warm_up.transition == 0
         turns, layout = coordinates.turns, coordinates.layout
-        first = warm_up.transition == 0
-        if turns is None:
-            of_noise = jax.vmap(lambda noise: measured(shortened(noise)))(differences)
-            kind = _quietest(first, differences)
-        else:
-            rotated = partial(rotation, blocks=blocks_of(potential.prototype, self.dense_mass), turns=turns)
-            of_noise, axes = jax.vmap(rotated)(differences)
-            kind = _quietest(first, turned(differences, turns, axes[-1]))
-            axes = axes[kind]
+        blocks = blocks_of(potential.prototype, self.dense_mass)
+
+        def measure(differences, bends):
+            there, axes = visited, jnp.eye(0)
+            if turns is None:
+                of_noise = measured(shortened(differences))
+            else:
+                of_noise, axes = rotation(differences, blocks, turns)
+                differences, there = (turned(samples, turns, axes) for samples in (differences, visited))
+            if layout is not None:
+                of_noise = pooled(of_noise, layout)
+            of_noise, bend = of_noise._replace(growth=growth(differences, there)), bend_of(bends)
+            return of_noise, axes, bend, self.rule.step_size(of_noise, bend, warm_up.largest)
+
+        kinds = jax.vmap(measure)(differences, bends)
+        expanding = expands(gradient_state)
+        blocks_fit = larger = jnp.zeros((), bool)
+        if is_undecided(self.rows) and potential.plates:
+            scattered, of_blocks = differences if turns is None else turned(differences, turns, kinds[1][1])
+            blocks_fit = first & is_as_quiet(of_blocks[len(of_blocks) // 2 :], scattered)
+        if expanding:
+            h = kinds[-1]
+            larger = ~first & gradient_state.hessian.used & ((h[1] >= LARGER * h[0]) | (self.order == 2))
+        kind = (blocks_fit | larger).astype(jnp.int32)
+        of_noise, axes, bend, h = jax.tree.map(lambda of_kinds: of_kinds[kind], kinds)
+        if turns is not None:
             coordinates = coordinates.turned(axes)
             x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
-            differences, visited = (turned(samples, turns, axes) for samples in (differences, visited))
-        of_noise = jax.tree.map(lambda of_kinds: of_kinds[kind], of_noise)
-        if layout is not None:
-            of_noise = pooled(of_noise, layout)
-        of_noise = of_noise._replace(growth=growth(differences[kind], visited))
-        warm_up = warm_up._replace(bend=bend_of(bends))
-        h = self.rule.step_size(of_noise, warm_up.bend, warm_up.largest)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
-        if expands(gradient_state):
-            warm_up = self._order(potential, warm_up, coordinates, gradient_state, of_noise, h, steps)
+        if expanding:
+            gradient_state = using(gradient_state, first | larger)
+            worth = larger | self._may_gain(potential, warm_up, coordinates, of_noise, bend, h, steps)
+            warm_up = warm_up._replace(second_order=worth | (self.order == 2))
         settings = replace(
             settings,
             step_size=h,
@@ -299,36 +314,20 @@ class Tuner:
             predicted_inflation=self.rule.inflation(h, of_noise.variance),
             coordinates=coordinates,
             noise_variance=of_noise.variance,
-            contiguous=settings.contiguous | (kind > 0),
+            contiguous=settings.contiguous | blocks_fit,
         )
-        warm_up = warm_up._replace(moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
+        warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
         momentum = noise.normal(rng_key, x.shape, x.dtype)
         phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, of_noise.variance))(x, momentum)
-        return settings, warm_up, phase
+        return settings, warm_up, phase, gradient_state
 
-    def _order(self, potential, warm_up, coordinates, gradient_state, noise, h, steps):
-        """
-        Whether the next round has a term of second order. It is tried where the noise keeps the step size small, if the
-        Hessians cost no more than the warm-up, and kept if the step size becomes larger.
-        """
-        if self.order == 2:
-            return warm_up
-        chains, tried = warm_up.moments.places.shape[1], warm_up.first_step > 0
-        quiet = self.rule.step_size(jax.tree.map(jnp.zeros_like, noise), warm_up.bend, warm_up.largest)
+    def _may_gain(self, potential, warm_up, coordinates, noise, bend, h, steps):
+        """Whether the noise keeps the step size small, and the Hessians cost no more than the warm-up."""
+        quiet = self.rule.step_size(jax.tree.map(jnp.zeros_like, noise), bend, warm_up.largest)
+        chains = warm_up.moments.places.shape[1]
         share = min(plate.batch_size / plate.size for plate in potential.plates.values())
         cheap = HESSIANS * passes_of_hessian(coordinates) <= steps * chains * share * warm_up.num_warmup
-        begins = ~tried & cheap & (LARGER * h <= quiet)
-        kept = tried & gradient_state.hessian.used & (h >= LARGER * warm_up.first_step)
-        first_step = jnp.where(begins, h, warm_up.first_step)
-        return warm_up._replace(second_order=begins | kept, first_step=first_step)
-
-
-def _quietest(first: jax.Array, differences: jax.Array) -> Any:
-    """The rows whose noise is that of the chain: 0, those in use, or 1, blocks, if ``first`` also measured these."""
-    if len(differences) == 1:
-        return 0
-    scattered, blocks = differences
-    return (first & is_as_quiet(blocks[len(blocks) // 2 :], scattered)).astype(jnp.int32)
+        return cheap & (LARGER * h <= quiet)
 
 
 def _nothing_seen(moments: Moments) -> Evidence:

@@ -111,8 +111,7 @@ class WarmUp(NamedTuple):
     length: jax.Array  # length of a draw, in units of time
     largest: jax.Array  # upper bound of the step size
     bend: jax.Array  # what the shape of the posterior adds to the gradient at largest, see probes
-    second_order: jax.Array  # whether the control variate has a term of second order in the next round
-    first_step: jax.Array  # the step size without this term, if there is one or it was not worth its cost; otherwise 0
+    second_order: jax.Array  # whether the next round measures the noise with a control variate of second order as well
     transition: jax.Array  # number of the next transition
     begun: jax.Array  # number of the transition before which this round began
     num_warmup: jax.Array  # transitions of the warm-up
