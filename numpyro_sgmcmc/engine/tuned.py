@@ -29,7 +29,7 @@ from numpyro_sgmcmc.checks.before_start import check_not_mapped, check_settings_
 from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.engine.chain import Chain, with_given
 from numpyro_sgmcmc.engine.metropolis import is_reversible
-from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, axes_of_chains, derive_key
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.gradients.second_order import Hessian
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC
@@ -50,7 +50,7 @@ from numpyro_sgmcmc.types import Phase, Rows, Sites, TemperatureFromSteps
 from numpyro_sgmcmc.utils import trees
 
 PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
-FEW_COORDINATES = 0.2  # coordinates for each row of a minibatch: the noise of a control variate is about d / n
+FEW_COORDINATES = 0.1  # coordinates for each row of a minibatch: the noise of a control variate is about d / n
 
 
 @dataclass(frozen=True)
@@ -225,32 +225,26 @@ class TunedChain(Chain):
         batched = jnp.ndim(state.i) == 1
         with_axis = lambda tree: tree if batched else jax.tree.map(lambda x: x[None], tree)  # noqa: E731
         without = lambda tree: tree if batched else jax.tree.map(lambda x: x[0], tree)  # noqa: E731
-        key, key_first = random.split(derive_key(state.rng_key[0] if batched else state.rng_key, Stream.TUNE))
+        key = derive_key(state.rng_key[0] if batched else state.rng_key, Stream.TUNE)
         z, phase = with_axis((state.z, state.phase))
         centering, shared = state.settings.centering, self.gradient.shared
         potential = centred_potential(usual, centering)
         z = jax.vmap(partial(usual.in_variables_of, potential))(z) if centering else z
         gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
-        updated = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
-        settings, warm_up, phase, gradient_state, due = updated
-        gradient_state = gradient_state if shared else without(gradient_state)
-        state = state.with_phase(without(phase), settings=settings, warm_up=warm_up, gradient_state=gradient_state)
+        new = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
+        gradient_state = new.gradient_state if shared else without(new.gradient_state)
+        known = {"settings": new.settings, "warm_up": new.warm_up, "gradient_state": gradient_state}
+        state = state.with_phase(without(new.phase), **known)
+        changed = partial(trees.where, new.renewed)
         if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
-            state = state._replace(last_finite=jnp.where(due, state.x, state.last_finite))
+            state = state._replace(last_finite=changed(state.x, state.last_finite))
         if not self.integrator.carries_gradient:
             return state
-        keys = random.split(key_first, len(phase.z)) if batched else key_first
-
-        def renewed():
-            new = self._first_gradient(usual, batched)(state, keys)
-            return new.gradient, new.potential_estimate
-
-        gradient, energy = lax.cond(due, renewed, lambda: (state.gradient, state.potential_estimate))
-        return state._replace(gradient=gradient, potential_estimate=energy)
-
-    def _first_gradient(self, potential: ModelPotential, batched: bool) -> Callable:
-        first, axes = partial(self.with_first_gradient, potential), axes_of_chains(self)
-        return jax.vmap(first, (axes, 0), axes) if batched else first
+        energy = without(new.energy).astype(state.potential_estimate.dtype)
+        return state._replace(
+            gradient=changed(without(new.gradient), state.gradient),
+            potential_estimate=changed(energy, state.potential_estimate),
+        )
 
 
 def _is_possible(square: jax.Array, d: int) -> jax.Array:

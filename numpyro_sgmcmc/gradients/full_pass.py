@@ -1,7 +1,6 @@
 """Passes over all rows, in chunks."""
 
 from collections.abc import Callable, Mapping
-import itertools
 import math
 from typing import Any
 
@@ -31,53 +30,42 @@ def over_all_rows(
 ) -> Any:
     """
     The mean of an unbiased estimate ``fn(potential, z, rows, rng_key)`` over all chunks of all plates, weighted by
-    their sizes. It is exact, since each site is scaled by N/n for each of its plates. If rows are distributed over
-    devices, a chunk has the same number of rows from each device.
+    their sizes. It is exact, since each site is scaled by N/n for each of its plates. All chunks of a plate have the
+    same length, so that ``fn`` is compiled once. If rows are distributed over devices, a chunk has the same number of
+    rows from each device.
 
     :param chunk_size: see :func:`chunk_length`.
     :param total: zeros of the shape of an estimate. None: it has that of ``z``.
     """
     devices, plates = potential.devices, potential.plates
     length = chunk_length(lambda rows: fn(potential, z, rows, rng_key), plates, chunk_size)
-    parts = [
-        [(name, Shares(plate.size, devices), *part) for part in _parts(-(-plate.size // devices), length)]
-        for name, plate in plates.items()
-    ]
+    counts = {name: -(-plate.size // (devices * length)) for name, plate in plates.items()}
+    times = math.prod(counts.values())
+
+    def add(k, total):
+        rows, weights, digit = {}, {}, k
+        for name, count in counts.items():
+            shares = Shares(plates[name].size, devices)
+            n = -(-shares.longest // count)
+            places = (digit % count) * n + jnp.arange(n, dtype=jnp.int32)
+            rows[name] = shares.rows(places).ravel()
+            if devices * n * count > shares.size:  # rows that are not there get weight 0
+                there = places < shares.numbers[:, None]
+                weights[name] = (devices * n * count / shares.size * there).ravel()
+            digit = digit // count
+        estimate = fn(potential.using_rows(rows, weights=weights), z, rows, random.fold_in(rng_key, k))
+        return jax.tree.map(lambda t, x: t + x / times, total, estimate)
+
     total = jax.tree.map(jnp.zeros_like, z if total is None else total)
-    for p, product in enumerate(itertools.product(*parts)):
-        key = random.fold_in(rng_key, p)
-
-        def add(k, total, product=product, key=key):
-            rows, weights, weight, digit = {}, {}, 1.0, k
-            for name, shares, first, n, count in product:
-                places = first + (digit % count) * n + jnp.arange(n, dtype=jnp.int32)
-                rows[name] = shares.rows(places).ravel()
-                if not shares.equal:  # rows that some devices do not have get weight 0
-                    there = places < shares.numbers[:, None]
-                    weights[name] = (devices * shares.longest / shares.size * there).ravel()
-                weight, digit = weight * n / shares.longest, digit // count
-            estimate = fn(potential.using_rows(rows, weights=weights), z, rows, random.fold_in(key, k))
-            return jax.tree.map(lambda t, x: t + weight * x, total, estimate)
-
-        times = 1
-        for *_, count in product:
-            times *= count
-        total = add(0, total) if times == 1 else lax.fori_loop(0, times, add, total)
-    return total
+    return add(0, total) if times == 1 else lax.fori_loop(0, times, add, total)
 
 
 def in_chunks(fn: Callable[[Any, int, Any], Any], size: int, length: int, carry: Any) -> Any:
     """``carry = fn(first, n, carry)`` for consecutive ranges of ``n <= length`` numbers below ``size``."""
-    for first, n, count in _parts(size, length):
-        carry = lax.fori_loop(0, count, lambda k, carry, first=first, n=n: fn(first + k * n, n, carry), carry)
-    return carry
-
-
-def _parts(size: int, length: int) -> list[tuple[int, int, int]]:
-    """First row, length and number of the equal chunks of a plate, then those of the remaining chunk."""
     count, rest = divmod(size, length)
-    parts = [(0, length, count), (count * length, rest, 1)]
-    return [part for part in parts if part[1] and part[2]]
+    if count:
+        carry = lax.fori_loop(0, count, lambda k, carry: fn(k * length, length, carry), carry)
+    return fn(count * length, rest, carry) if rest else carry
 
 
 def chunk_length(fn: Callable[[Rows], Any], plates: Mapping[str, Plate], chunk_size: int | None = None) -> int:

@@ -29,6 +29,34 @@ class Probe(NamedTuple):
     first: jax.Array
     second: jax.Array
     bend: jax.Array  # b, from the first of them
+    energy: jax.Array  # the estimate of U from the first of them, shape (chains,)
+
+
+class Looks(NamedTuple):
+    """
+    What is measured at the end of a round of the warm-up, for each kind of gradient along the first axis: in the first
+    round from scattered rows and from blocks, later from a control variate of first and of second order.
+    """
+
+    differences: jax.Array  # samples of the gradient noise e, shape (kinds, places, chains, d)
+    bends: jax.Array  # samples of b
+    gradient: jax.Array  # at the positions of the chains, shape (kinds, chains, d)
+    energy: jax.Array  # the estimates of U there
+
+    @classmethod
+    def zeros(cls, kinds: int, places: jax.Array) -> "Looks":
+        like = jnp.zeros((kinds, *places.shape), places.dtype)
+        return cls(like, like, like[:, 0], like[:, 0, :, 0])
+
+    def add(self, kind: jax.Array, place: jax.Array, gradients: Probe) -> "Looks":
+        """The first place of each kind is that of the chains."""
+        first = lambda x, new: x.at[kind].set(jnp.where(place > 0, x[kind], new))  # noqa: E731
+        return Looks(
+            self.differences.at[kind, place].set((gradients.first - gradients.second) / jnp.sqrt(2.0)),
+            self.bends.at[kind, place].set(gradients.bend),
+            first(self.gradient, gradients.first),
+            first(self.energy, gradients.energy),
+        )
 
 
 def probe(
@@ -60,11 +88,11 @@ def probe(
             drawn, _ = next_rows(rows, RowsState(key_rows, jnp.uint32(0)), potential.plates, contiguous)
             drawn_potential = potential.using_rows(drawn, weights=row_weights(rows, potential.plates))
             evaluation = gradient.evaluate(drawn_potential, z, drawn, gradient_state, key_model)
-            return coordinates.pull_back(raveled(evaluation.gradient))
+            return coordinates.pull_back(raveled(evaluation.gradient)), evaluation.energy
 
         places, keys = jnp.stack([x, x, x + away, x - away]), jnp.stack([first, second, first, first])
-        here, other, *ends = jax.vmap(gradient_at)(places, keys)
-        return Probe(here, other, (ends[0] + ends[1]) / 2 - here)
+        (here, other, *ends), energies = jax.vmap(gradient_at)(places, keys)
+        return Probe(here, other, (ends[0] + ends[1]) / 2 - here, energies[0])
 
     axis = None if gradient.shared else 0
     return jax.vmap(probe_chain, (0, 0, axis))(x, random.split(rng_key, len(x)), gradient_state)

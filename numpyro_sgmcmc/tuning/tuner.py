@@ -23,7 +23,7 @@ they would for a standard normal.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax, random
@@ -46,7 +46,7 @@ from numpyro_sgmcmc.tuning.noise_samples import (
     turned,
 )
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, stretch, together
-from numpyro_sgmcmc.tuning.probes import probe
+from numpyro_sgmcmc.tuning.probes import Looks, probe
 from numpyro_sgmcmc.tuning.search import Approximation, search
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.warm_up import CHECKED, Scores, Settings, WarmUp
@@ -61,6 +61,18 @@ MOST_STEPS = 1000  # maximal steps per draw
 LARGER = 2.0  # ratio of step sizes for which a control variate of second order is worth its cost
 HESSIANS = 3  # times that the Hessian is computed
 SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
+
+
+class Update(NamedTuple):
+    """The parts of the state of a run that may be new before a transition; phases and gradients of all chains."""
+
+    settings: Settings
+    warm_up: WarmUp
+    phase: Phase
+    gradient_state: Any
+    renewed: jax.Array  # whether the coordinates, and all positions in them, are new
+    gradient: jax.Array  # then the gradient in x, shape (chains, d), and the estimate of U there
+    energy: jax.Array
 
 
 @dataclass(frozen=True)
@@ -130,14 +142,13 @@ class Tuner:
         phase: Phase,
         gradient_state: Any,
         rng_key: jax.Array,
-    ) -> tuple[Settings, WarmUp, Phase, Any, jax.Array]:
+    ) -> Update:
         """
         Called before a transition of the warm-up, and before the first one after it. At the end of a round it updates
         the settings; within a round it adds the previous draw to the moments.
 
         :param z: positions of the chains, along the first axis, as in ``phase``, and in ``gradient_state`` unless the
             estimator shares it.
-        :return: settings, state, phase, the estimator's state, and whether the coordinates are new.
         """
         key_change, key_look, key_momentum = random.split(rng_key, 3)
         t, end = warm_up.transition, warm_up.num_warmup
@@ -170,9 +181,8 @@ class Tuner:
         number = jnp.where(due, len(places) * jnp.where(both, 2, 1), counts).astype(jnp.int32)
 
         def look(k, carry):
-            moments, differences, bends, sound = carry
+            moments, looks = carry
             kind, place = jnp.divmod(k, len(places))
-            # first at the positions of the chains
             there = jnp.where(due & (place > 0), places[place % drawn], x)
             parts = self.gradient, self.rows, settings.coordinates
             contiguous = settings.contiguous | ((t == 0) & (kind > 0))
@@ -180,24 +190,18 @@ class Tuner:
             estimator = using(gradient_state, kind > 0) if expanding else gradient_state
             gradients = probe(potential, *parts, there, estimator, *rest)
             moments = moments.add(warm_up.block, there, gradients.first, gradients.second)
-            differences = differences.at[kind, place].set((gradients.first - gradients.second) / jnp.sqrt(2.0))
-            sound = jnp.where(k > 0, sound, jnp.isfinite(gradients.first).all(1))
-            return moments, differences, bends.at[kind, place].set(gradients.bend), sound
+            return moments, looks.add(kind, place, gradients)
 
-        nothing = (jnp.zeros((kinds, *places.shape), places.dtype),) * 2
-        sound = jnp.ones(places.shape[1], bool)
-        added, differences, bends, sound = lax.fori_loop(0, number, look, (moments, *nothing, sound))
+        added, looks = lax.fori_loop(0, number, look, (moments, Looks.zeros(kinds, places)))
 
         def settle():
-            # a chain cannot leave a position where the gradient is not finite, so it starts at c
-            there, here = jnp.where(sound[: len(x), None], x, 0), (settings, warm_up._replace(moments=moments))
-            visited = places[jnp.arange(len(places)) % drawn].at[0].set(x).reshape(-1, x.shape[-1])
-            of_kinds = (kinds, -1, x.shape[-1])
-            samples = visited, differences.reshape(of_kinds), bends.reshape(of_kinds)
-            return self._settled(potential, *here, gradient_state, there, *samples, key_momentum)
+            visited = places[jnp.arange(len(places)) % drawn].at[0].set(x)
+            here = settings, warm_up._replace(moments=moments), gradient_state, x
+            return self._settled(potential, *here, looks, visited, key_momentum)
 
-        kept = settings, warm_up._replace(moments=added), phase, gradient_state
-        return *lax.cond(due, settle, lambda: kept), due
+        warm_up = warm_up._replace(moments=added)
+        kept = Update(settings, warm_up, phase, gradient_state, due, looks.gradient[0], looks.energy[0])
+        return lax.cond(due, settle, lambda: kept)
 
     def _change(self, potential, z, key, statistics, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
@@ -259,22 +263,21 @@ class Tuner:
         warm_up: WarmUp,
         gradient_state: Any,
         x: jax.Array,
+        looks: Looks,
         visited: jax.Array,
-        differences: jax.Array,
-        bends: jax.Array,
         rng_key: jax.Array,
-    ) -> tuple[Settings, WarmUp, Phase, Any]:
+    ) -> Update:
         """
         Rows, order, axes, step size and number of steps from what was measured; new momenta are drawn.
 
-        :param visited: positions where the noise was measured, shape ``(samples, d)``.
-        :param differences: samples of the gradient noise e there, shape ``(kinds, samples, d)``. The second kind is, in
-            the first round, that of blocks; later, that of a control variate of second order.
-        :param bends: samples of b, of the same shape.
+        :param visited: positions where the noise was measured, shape ``(places, chains, d)``; first that of the chains.
         """
         coordinates, moments, first = settings.coordinates, warm_up.moments, warm_up.transition == 0
         turns, layout = coordinates.turns, coordinates.layout
         blocks = blocks_of(potential.prototype, self.dense_mass)
+
+        flat = lambda x: x.reshape(*x.shape[:-3], -1, x.shape[-1])  # noqa: E731
+        differences, bends, visited = flat(looks.differences), flat(looks.bends), flat(visited)
 
         def measure(differences, bends):
             there, axes = visited, jnp.eye(0)
@@ -298,10 +301,16 @@ class Tuner:
             h = kinds[-1]
             larger = ~first & gradient_state.hessian.used & ((h[1] >= LARGER * h[0]) | (self.order == 2))
         kind = (blocks_fit | larger).astype(jnp.int32)
-        of_noise, axes, bend, h = jax.tree.map(lambda of_kinds: of_kinds[kind], kinds)
+        parts = kinds, looks.gradient, looks.energy
+        (of_noise, axes, bend, h), gradient, energy = jax.tree.map(lambda of_kinds: of_kinds[kind], parts)
+        # a chain cannot leave a position where the gradient is not finite, so it starts at c, where it is about 0
+        sound = jnp.isfinite(gradient).all(1, keepdims=True)
+        x, gradient = (jnp.where(sound, x, 0) for x in (x, gradient))
+        energy = jnp.where(sound[:, 0], energy, jnp.inf)
         if turns is not None:
             coordinates = coordinates.turned(axes)
-            x, moments = turned(x, turns, axes), moments._replace(places=turned(moments.places, turns, axes))
+            x, gradient, places = (turned(x, turns, axes) for x in (x, gradient, moments.places))
+            moments = moments._replace(places=places)
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
         if expanding:
             gradient_state = using(gradient_state, first | larger)
@@ -319,7 +328,7 @@ class Tuner:
         warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
         momentum = noise.normal(rng_key, x.shape, x.dtype)
         phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, of_noise.variance))(x, momentum)
-        return settings, warm_up, phase, gradient_state
+        return Update(settings, warm_up, phase, gradient_state, jnp.ones((), bool), gradient, energy)
 
     def _may_gain(self, potential, warm_up, coordinates, noise, bend, h, steps):
         """Whether the noise keeps the step size small, and the Hessians cost no more than the warm-up."""
