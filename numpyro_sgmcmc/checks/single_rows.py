@@ -49,8 +49,8 @@ def check_single_rows(energies: Mapping[str, Mapping[str, Any]]) -> None:
     """
     for plate, by_site in energies.items():
         for site, (sums, sizes) in by_site.items():
-            differences = np.asarray(sums).reshape(-1, 4) @ np.array([1, 1, -1, -1])
-            if np.isfinite(sizes).all() and np.abs(differences).max() > NOT_A_SUM * 4 * np.max(sizes):
+            differences, sizes = np.asarray(sums).reshape(-1, 4) @ np.array([1, 1, -1, -1]), np.asarray(sizes)
+            if np.isfinite(sizes).all() and np.abs(differences).max() > NOT_A_SUM * 4 * sizes.max():
                 raise ValueError(
                     f"the log density of site {site!r} for a row of plate {plate!r} depends on the other rows of its "
                     "minibatch, as with a mean, a sum, a lag or an order computed from x[rows]. So it is not that of "

@@ -129,11 +129,13 @@ class SGMCMCState(NamedTuple):
     @property
     def monitor(self) -> Collected:
         """The numbers collected with every draw for the checks of :mod:`~numpyro_sgmcmc.report.run_checks`."""
+        return Collected(_packed(self), jnp.size(self.i), self.averages)
+
+    def _monitor(self) -> Monitor:
         batched = jnp.ndim(self.i) == 1
-        chains = jnp.size(self.i) if batched else 1
         by_steps = isinstance(self.temperature, TemperatureFromSteps)
-        monitor = Monitor(
-            chain=jnp.arange(chains) if batched else 0,
+        return Monitor(
+            chain=jnp.arange(len(self.i)) if batched else 0,
             refused=self.refused,
             diverging=self.diverging,
             temperature=jnp.nan if isinstance(self.temperature, tuple) else self.temperature,
@@ -146,13 +148,18 @@ class SGMCMCState(NamedTuple):
             **self.settings.kept,
             **(RunNumbers(*self.scores.numbers)._asdict() if isinstance(self.scores, RunScores) else {}),
         )
-        return Collected(monitor.packed(), chains, self.averages)
 
     @property
     def averages(self) -> ScoreAverages:
         """The latent sites of a chain."""
         chains = jnp.size(self.i)
         return ScoreAverages(tuple((name, jnp.size(self.z[name]) // chains) for name in sorted(self.z)))
+
+
+@jax.jit
+def _packed(state: SGMCMCState) -> jax.Array:
+    """A program, because MCMC evaluates the monitor once outside of any."""
+    return state._monitor().packed()
 
 
 def axes_of_chains(chain: Any) -> Any:

@@ -16,6 +16,7 @@ climb up again.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 import math
@@ -23,6 +24,7 @@ from typing import Any, ClassVar
 
 import jax
 from jax import lax, random
+from jax.core import Tracer
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.checks.before_start import check_not_mapped, check_settings_fit
@@ -152,7 +154,9 @@ class TunedChain(Chain):
             return self
 
         def coupled(layout: Layout) -> bool:
-            with jax.ensure_compile_time_eval():  # a run in segments traces its start, for the shapes of its state
+            # a run in segments traces its start, for the shapes of its state; only then, as it compiles all operations
+            traced = isinstance(rng_key, Tracer)
+            with jax.ensure_compile_time_eval() if traced else nullcontext():
                 return bool(on_potential(partial(coupling, layout=layout))(random.key(0)) > COUPLED)
 
         return replace(self, layout=layout_of(potential, coupled))

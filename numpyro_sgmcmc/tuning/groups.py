@@ -12,7 +12,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
@@ -151,7 +151,7 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
         v = layout.merge(jnp.zeros(layout.size), [signs * along])
         return signs * layout.split(jax.jvp(gradient, (z,), (v,))[1])[1][0]
 
-    first, second = map(products, random.split(key_signs))
+    first, second = lax.map(products, random.split(key_signs))
     change = jnp.linalg.norm(first - second) / jnp.maximum(jnp.linalg.norm(first + second) / 2, 1e-30)
     return jnp.where(jnp.isfinite(change), change, jnp.inf)
 

@@ -178,7 +178,7 @@ def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
 
 def check_energies(energies: Mapping[str, jax.Array]) -> None:
     """Raises a ValueError if the energy of a site is not finite at the start; the message names the sites."""
-    wrong = [name for name, energy in energies.items() if not bool(jnp.isfinite(energy).all())]
+    wrong = [name for name, energy in energies.items() if not np.isfinite(np.asarray(energy)).all()]
     if wrong:
         raise ValueError(
             f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Check for values "

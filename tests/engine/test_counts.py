@@ -7,6 +7,7 @@ from jax import random
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from processes import in_a_fresh_process
 import pytest
 
 from numpyro_sgmcmc import (
@@ -237,3 +238,33 @@ def test_a_table_is_filled_in_chunks_that_fit(per):
 
     memory = jax.jit(values).lower(*wide, jax.ShapeDtypeStruct((width,), jnp.float32)).compile().memory_analysis()
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 1.5 * BUDGET
+
+
+START = """
+import conftest, jax
+from jax import random
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_sgmcmc import SGHMC
+
+
+def model(group, y):
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 1)), numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("groups", 120):
+        a = numpyro.sample("a", dist.Normal(mu, tau))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(a[group[rows]], 1), obs=y[rows])
+
+
+keys, events = random.split(random.key(1), 4), []
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+SGHMC(model, batch_size=100).init(keys, 100, None, (np.arange(480) % 120, np.zeros(480)), {})
+assert 0 < events.count("/jax/core/compile/backend_compile_duration") <= 10
+"""
+
+
+def test_the_start_of_a_hierarchy_compiles_ten_programs_at_most():
+    """An operation of the model that is evaluated by itself is a program, of 20 ms each: there were a hundred."""
+    in_a_fresh_process(START)
