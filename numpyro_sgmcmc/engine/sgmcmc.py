@@ -15,6 +15,7 @@ import jax
 from jax import random
 from jax.core import Tracer
 import jax.numpy as jnp
+import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.checks.at_construction import check_options
@@ -38,6 +39,7 @@ from numpyro_sgmcmc.types import (
     Dynamics,
     GradientEstimator,
     Integrator,
+    Phase,
     RowScheme,
     Schedule,
     Sites,
@@ -281,15 +283,13 @@ class SGMCMC(MCMCKernel):
         check_finite(on_potential, potential, z, key, *arguments)
         check_energies(energies)
         check_single_rows(exchanged)
-        self._check_start(on_potential, state)
+        phase = jax.tree.map(lambda x: np.asarray(x)[0], state.phase) if jnp.ndim(state.i) else state.phase
+        self._check_start(on_potential, phase, np.ravel(state.step_size)[0])
         warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
 
-    def _check_start(self, on_potential: Callable, state: SGMCMCState) -> None:
+    def _check_start(self, on_potential: Callable, phase: Phase, h: Any) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``."""
         if isinstance(self.dynamics, Checked):
-            phase, h = state.phase, jnp.ravel(state.step_size)[0]
-            if jnp.ndim(state.i):
-                phase = jax.tree.map(lambda x: x[0], phase)
             bound: Any = lambda potential: self.chain_for(potential).dynamics  # noqa: E731
             report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
             self.dynamics.check(report(phase, h), phase)
