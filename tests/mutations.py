@@ -448,6 +448,8 @@ FAULTS = [
           "test_second_order:that_of"),
     Fault("second order: never tried", "tuner", "cheap & (LARGER * h <= quiet)", "cheap & (LARGER * h > quiet)",
           "test_second_order:warm_up"),
+    Fault("report: nothing is said of a run that is not checked", "report_hook", "elif run.unchecked:", "elif False:",
+          "test_run_scores:long_run"),
     Fault("steps: a fall is refused", "tuned", "taken | falls", "taken", "test_explosions:far_away"),
     Fault("steps: an unstable step is a fall", "tuned", "(uphill < 0)", "(uphill > 0)", "test_explosions:impossible"),
     Fault("step rule: noise that grows", "step_rule", "quiet &= h**3", "quiet &= 0 * h**3", "test_step_rule:grows"),

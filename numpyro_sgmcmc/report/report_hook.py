@@ -75,7 +75,10 @@ jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (nod
 
 
 def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> None:
-    """Warns, once, of all that is not right with a run and worth it, and logs the results of its warm-up."""
+    """
+    Warns, once, of all that is not right with a run and worth it, or that a long run is not checked, and logs the
+    results of its warm-up.
+    """
     run = Kept(monitor, averages, score_limit(averages.coordinates, chains))
     last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}
     tuned = last["num_steps"] > 0
@@ -88,6 +91,8 @@ def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> 
         )
     if run.warnings:
         warnings.warn(_text(run.warnings), stacklevel=stack_level())
+    elif run.unchecked:
+        warnings.warn(f"the draws are unchecked: {run.unchecked}.", stacklevel=stack_level())
 
 
 def _text(lines: list[Line]) -> str:

@@ -35,6 +35,7 @@ UNLIKELY = 0.002  # the same with minibatches if the warm-up has chosen the step
 REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 occurs near a hard wall
 MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
 FEW = 100  # effective draws
+MANY = 1000  # draws of all chains that nearly always suffice for a verdict
 WIDE = 1.0  # a larger inflation is not known by a prediction to first order
 
 CHECKS = Checks()  # in the order of a warning: those that explain others first, then the most reliable ones
@@ -66,6 +67,16 @@ class Kept:
             lines += [line] * (line.explains or (line.warns and not explained))
             explained |= line.explains
         return lines
+
+    @property
+    def unchecked(self) -> str:
+        """Why many draws, after a warm-up that has passed its check, are too few for a verdict; otherwise empty."""
+        chains, draws = np.shape(self.monitor.step_size)
+        long = self.of_warm_up == "right" and self.verdict.verdict and chains * draws >= MANY
+        if not long or self.failures or self.verdict.after("right") == "right":
+            return ""
+        remedy = f"Use {MORE_DRAWS}{f', or {MORE_ROWS}' * self.use.noisy}"
+        return f"{self.verdict.power.words(True, draws)}. {remedy}"
 
     @property
     def coordinates(self) -> int:

@@ -1,6 +1,7 @@
 """The identities of the score at the draws of a run."""
 
 from dataclasses import replace
+import warnings
 
 import jax
 from jax import random
@@ -12,6 +13,8 @@ import pytest
 from scipy.stats import norm
 
 from numpyro_sgmcmc import SGHMC, SGLD, Minibatch, Polynomial, WithoutReplacement, settings, summary
+from numpyro_sgmcmc.report.monitor import Monitor
+from numpyro_sgmcmc.report.report_hook import report
 from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, RunScores, ScoreAverages
 from numpyro_sgmcmc.report.run_verdict import Power, RunVerdict
 from numpyro_sgmcmc.utils.significance import FALSE_ALARMS
@@ -234,6 +237,28 @@ def test_the_verdict_and_the_stated_power_agree(shift, of_warm_up):
         assert (found == "right") == (shift <= (0.6 if of_warm_up == "right" else 0.3))
         assert ("warm-up" in words) == (found == "right" and shift > 0.3)
     assert RunVerdict(RunNumbers(*[0.0] * 7), "ok", Power(shift, 0.1)).after("doubtful") != "right" or shift <= 0.3
+
+
+@pytest.mark.parametrize("least, draws, warned", [(0.2, 300, False), (0.7, 300, True), (0.7, 200, False)])
+def test_a_long_run_that_is_not_checked_says_so(least, draws, warned):
+    """1200 draws of four chains; 800 are too few to expect a verdict."""
+    numbers = {name: np.zeros((4, draws)) for name in Monitor._fields} | {
+        "step_size": np.full((4, draws), 0.1),
+        "temperature": np.full((4, draws), np.nan),
+        "num_steps": np.ones((4, draws)),
+        "noise": np.ones((4, draws)),
+        "gradients": np.full((4, draws), 100.0),
+        "least_shift": np.full((4, draws), 0.1),
+        "least_inflation": np.full((4, draws), least),
+        "gradient": np.full((4, draws), 1.0),
+        "r_hat": np.full((4, draws), 1.0),
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report(Monitor(**numbers))
+    texts = [str(warning.message) for warning in caught]
+    assert [text.startswith("the draws are unchecked: too few draws") for text in texts] == [True] * warned
+    assert all(text.endswith("Use a larger num_samples, or a larger batch_size.") for text in texts)
 
 
 def test_draws_that_are_needed_have_no_exponent():
