@@ -15,7 +15,6 @@ import jax
 from jax import random
 from jax.core import Tracer
 import jax.numpy as jnp
-import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.checks.at_construction import check_options
@@ -39,7 +38,6 @@ from numpyro_sgmcmc.types import (
     Dynamics,
     GradientEstimator,
     Integrator,
-    Phase,
     RowScheme,
     Schedule,
     Sites,
@@ -283,13 +281,14 @@ class SGMCMC(MCMCKernel):
         check_finite(on_potential, potential, z, key, *arguments)
         check_energies(energies)
         check_single_rows(exchanged)
-        phase = jax.tree.map(lambda x: np.asarray(x)[0], state.phase) if jnp.ndim(state.i) else state.phase
-        self._check_start(on_potential, phase, np.ravel(state.step_size)[0])
+        self._check_start(on_potential, z, state)
         warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
 
-    def _check_start(self, on_potential: Callable, phase: Phase, h: Any) -> None:
-        """Checks that need the values at the start, for a dynamics that is ``Checked``."""
+    def _check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
+        """Checks that need the values at the start, for a dynamics that is ``Checked``. ``z``: of the first chain."""
         if isinstance(self.dynamics, Checked):
+            phase = jax.tree.map(lambda x: x[0], state.phase) if jnp.ndim(state.i) else state.phase
+            h = jnp.ravel(state.step_size)[0]
             bound: Any = lambda potential: self.chain_for(potential).dynamics  # noqa: E731
             report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
             self.dynamics.check(report(phase, h), phase)
