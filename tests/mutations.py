@@ -448,6 +448,8 @@ FAULTS = [
           "test_second_order:that_of"),
     Fault("second order: never tried", "tuner", "cheap & (LARGER * h <= quiet)", "cheap & (LARGER * h > quiet)",
           "test_second_order:warm_up"),
+    Fault("second order: blocks alone have it in the first round", "tuner", "(kind > 0) | (t == 0)", "kind > 0",
+          "test_second_order:order_of_the_chain"),
     Fault("report: nothing is said of a run that is not checked", "report_hook", "elif run.unchecked:", "elif False:",
           "test_run_scores:long_run"),
     Fault("steps: a fall is refused", "tuned", "taken | falls", "taken", "test_explosions:far_away"),

@@ -187,7 +187,7 @@ class Tuner:
             parts = self.gradient, self.rows, settings.coordinates
             contiguous = settings.contiguous | ((t == 0) & (kind > 0))
             rest = self.rule.reach(warm_up.largest), random.fold_in(key_look, k), contiguous
-            estimator = using(gradient_state, kind > 0) if expanding else gradient_state
+            estimator = using(gradient_state, (kind > 0) | (t == 0)) if expanding else gradient_state
             gradients = probe(potential, *parts, there, estimator, *rest)
             moments = moments.add(warm_up.block, there, gradients.first, gradients.second)
             return moments, looks.add(kind, place, gradients)

@@ -160,6 +160,12 @@ def test_the_warm_up_takes_second_order_where_noise_limits_the_step():
     assert chosen["batch_size"] == {"N": 100}
 
 
+@pytest.mark.filterwarnings("ignore:.*the draws are")
+def test_blocks_and_scattered_rows_are_compared_at_the_order_of_the_chain():
+    """The rows are sorted by group, so blocks are louder at the same order."""
+    assert not run(2)["rows"].contiguous
+
+
 @pytest.mark.parametrize("order", [0, 3, "second"])
 def test_an_order_is_1_or_2(order):
     with pytest.raises(ValueError, match="ControlVariate.order"):
