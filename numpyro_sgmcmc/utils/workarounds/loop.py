@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.utils import compat
-from numpyro_sgmcmc.utils.compat import ClosedJaxpr
+from numpyro_sgmcmc.utils.memory import bodies
 
 LARGE = 2**14  # numbers in the largest array of a step from which a call is faster: docs/maintainers/measurements.md
 # Operations whose arrays may be larger than what a step computes
@@ -65,8 +65,6 @@ def widest(jaxpr: Jaxpr) -> int:
         depending.update(eqn.outvars)
         if eqn.primitive.name.startswith(PASSED_OVER):
             continue
-        bodies = [p for p in eqn.params.values() if isinstance(p, (ClosedJaxpr, Jaxpr))]
-        sizes = [widest(p.jaxpr if isinstance(p, ClosedJaxpr) else p) for p in bodies]
-        sizes = sizes or [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+        sizes = [widest(body) for body in bodies(eqn)] or [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
         numbers = max(numbers, *sizes, 0)
     return numbers
