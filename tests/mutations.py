@@ -706,7 +706,7 @@ FAULTS = [
     Fault("recipe: D not checked under way", "matrices", "jnp.where(asymmetric | outside, jnp.nan, root)", "root",
           "test_recipe:goes_wrong"),
     Fault("recipe: Q not checked under way", "recipe",
-          "jnp.where(jnp.abs(heat) > _tolerance(x) * size, jnp.nan, product)",
+          "jnp.where(not_skew, jnp.nan, product)",
           "product", "test_recipe:goes_wrong"),
     Fault("divergence: columns", "divergence", "out.at[block.rows].add(pull_back(unit)[0][block.columns])",
           "out.at[block.columns].add(pull_back(unit)[0][block.rows])", "test_recipe_laws:momentum"),
