@@ -59,10 +59,7 @@ class Layout:
                     self.places.setdefault(str(getattr(path[0], "key", path[0])), own)
                 end = own.stop
             self.places[part] = slice(begin, end)
-
-    @property
-    def z(self) -> slice:
-        return self.places["z"]
+        self.z = self.places["z"]
 
     def ravel(self, phase: Phase) -> jax.Array:
         """A phase as a vector, shape ``(n,)``."""

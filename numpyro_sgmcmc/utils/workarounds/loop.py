@@ -41,19 +41,15 @@ def repeat(step: Callable[[Any], Any], state: Any, times: Any) -> Any:
         return jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(*jax.tree.leaves(state)))
 
     if one_kernel_on_one_core() and widest(closed.jaxpr) >= LARGE:
-        return _repeat_with_a_call(once, state, times)
+        # the counter is two equal numbers, sorted at every step: the cheapest operation that is a call
+        body = lambda carry: (lax.sort(carry[0] + 1), once(carry[1]))  # noqa: E731
+        return lax.while_loop(lambda carry: carry[0][0] < times, body, (jnp.zeros(2, jnp.int32), state))[1]
     return lax.fori_loop(0, times, lambda _, state: once(state), state)
 
 
 def one_kernel_on_one_core() -> bool:
     """Whether XLA compiles a loop to a single kernel."""
     return jax.default_backend() == "cpu" and jax.__version_info__ >= (0, 12)
-
-
-def _repeat_with_a_call(step: Callable[[Any], Any], state: Any, times: int) -> Any:
-    """The counter consists of two equal numbers, sorted at every step: the cheapest operation that is a call."""
-    body = lambda carry: (lax.sort(carry[0] + 1), step(carry[1]))  # noqa: E731
-    return lax.while_loop(lambda carry: carry[0][0] < times, body, (jnp.zeros(2, jnp.int32), state))[1]
 
 
 def widest(jaxpr: Jaxpr) -> int:
