@@ -33,13 +33,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
-from numpyro_sgmcmc.gradients.local_tables import read
 from numpyro_sgmcmc.local.models import drawn_locally
 from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
 from numpyro_sgmcmc.utils.significance import VARIANCE, largest_z_score
+from numpyro_sgmcmc.utils.workarounds.in_place import read_at
 
 PLACES = 100  # draws of the run, each with a minibatch of its own
 VISITS = 40  # at most so many visits to a row with a stored value
@@ -199,7 +199,7 @@ def local_moves(run: WithLocal) -> Line | None:
     def shares(potential, z, table, rng_key):
         key_rows, key_draws = random.split(rng_key)
         rows = independent_rows(key_rows, potential.plates)
-        before = read(table, rows) if kept else None
+        before = read_at(table, *rows.values()) if kept else None
 
         def accepted(key):
             nonlocal sites

@@ -29,15 +29,13 @@ def divergence(matrix_at: Callable[[jax.Array], Matrix], x: jax.Array, signs: ja
     :param exact: whether to compute it column by column; None: if there are few variables.
     """
     matrix = matrix_at(x)
-    is_scalar = [block.value.ndim == 0 for block in matrix.blocks]
+    scalars = [block for block in matrix.blocks if block.value.ndim == 0]
     out = jnp.zeros_like(x)
-    if any(is_scalar):
-        _, pull_back = jax.vjp(lambda x: [b.value for b, s in zip(matrix_at(x).blocks, is_scalar) if s], x)
-        scalars = [block for block in matrix.blocks if block.value.ndim == 0]
-        for k, block in enumerate(scalars):
-            unit = [jnp.ones_like(b.value) if j == k else jnp.zeros_like(b.value) for j, b in enumerate(scalars)]
+    if scalars:
+        _, pull_back = jax.vjp(lambda x: jnp.stack([b.value for b in matrix_at(x).blocks if b.value.ndim == 0]), x)
+        for block, unit in zip(scalars, jnp.eye(len(scalars), dtype=x.dtype)):
             out = out.at[block.rows].add(pull_back(unit)[0][block.columns])
-    if all(is_scalar) and matrix.map is None:
+    if matrix.map is None and len(scalars) == len(matrix.blocks):
         return out
 
     def along(v):

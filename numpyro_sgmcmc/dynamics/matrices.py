@@ -45,8 +45,8 @@ class Layout:
 
     def __init__(self, phase: Phase):
         tree = (phase.z, phase.momentum, phase.auxiliary)
-        self._flat, self._unravel = ravel_pytree(tree)
-        self.size = self._flat.size
+        flat, self._unravel = ravel_pytree(tree)
+        self.size, self.dtype, self.everything = flat.size, flat.dtype, slice(0, flat.size)
         self.places: dict[str, slice] = {}
         self.names: list[tuple[str, int, tuple[int, ...]]] = []
         end = 0
@@ -59,10 +59,7 @@ class Layout:
                     self.places.setdefault(str(getattr(path[0], "key", path[0])), own)
                 end = own.stop
             self.places[part] = slice(begin, end)
-
-    @property
-    def z(self) -> slice:
-        return self.places["z"]
+        self.z = self.places["z"]
 
     def ravel(self, phase: Phase) -> jax.Array:
         """A phase as a vector, shape ``(n,)``."""
@@ -99,22 +96,20 @@ class Matrix:
 
     def __init__(self, what: str, value: Any, layout: Layout, sign: int = 1):
         self.layout, self.blocks, self.map = layout, [], None
-        everything = slice(0, layout.size)
         if isinstance(value, LinearMap):
             self.map = value
-            return
-        given = value if isinstance(value, Mapping) else {"all": value}
-        for key, entry in given.items():
-            names = key if isinstance(key, tuple) else (key, key)
-            places = [everything if value is entry else layout.place(what, name) for name in names]
-            name = what if value is entry else f"{what}[{key!r}]"
-            rows, columns = places
-            block = Block(rows, columns, _checked_block(name, entry, rows, columns, layout))
-            self.blocks.append(block)
-            if rows != columns:
-                self.blocks.append(Block(columns, rows, sign * block.value.T))
+        elif isinstance(value, Mapping):
+            for key, entry in value.items():
+                names = key if isinstance(key, tuple) else (key, key)
+                rows, columns = (layout.place(what, name) for name in names)
+                block = _checked_block(f"{what}[{key!r}]", rows, columns, entry, layout)
+                self.blocks.append(block)
+                if rows != columns:
+                    self.blocks.append(Block(columns, rows, sign * block.value.T))
+        else:
+            self.blocks.append(_checked_block(what, layout.everything, layout.everything, value, layout))
         for k, block in enumerate(self.blocks):
-            if any(_overlap(block, other) for other in self.blocks[:k]):
+            if any(_meet(block.rows, b.rows) and _meet(block.columns, b.columns) for b in self.blocks[:k]):
                 raise ValueError(f"{what} gives {layout.name(block.rows.start)} twice; give each block once.")
 
     @property
@@ -124,14 +119,7 @@ class Matrix:
 
     def times(self, v: jax.Array) -> jax.Array:
         """A v."""
-        if self.map is not None:
-            return self.map.times(v)
-        if len(self.blocks) == 1 and self.blocks[0].rows == slice(0, self.layout.size):
-            return _times(self.blocks[0].value, v)
-        out = jnp.zeros_like(v)
-        for block in self.blocks:
-            out = out.at[block.rows].add(_times(block.value, v[block.columns]))
-        return out
+        return self._product(_times, v) if self.map is None else self.map.times(v)
 
     def factor(self, v: jax.Array) -> jax.Array:
         """F v with F F' = A; NaN if A is not symmetric and positive semi-definite."""
@@ -140,27 +128,32 @@ class Matrix:
             return self.map.factor(v)
         if any(block.rows != block.columns for block in self.blocks):
             return _factor(self.dense()) @ v
-        if len(self.blocks) == 1 and self.blocks[0].rows == slice(0, self.layout.size):
-            return _times(_factor(self.blocks[0].value), v)
+        return self._product(lambda value, v: _times(_factor(value), v), v)
+
+    def _product(self, times: Callable[[jax.Array, jax.Array], jax.Array], v: jax.Array) -> jax.Array:
+        """The sum of the products of the blocks with their parts of v."""
+        if len(self.blocks) == 1 and self.blocks[0].rows == self.layout.everything:
+            return times(self.blocks[0].value, v)
         out = jnp.zeros_like(v)
         for block in self.blocks:
-            out = out.at[block.rows].add(_times(_factor(block.value), v[block.columns]))
+            out = out.at[block.rows].add(times(block.value, v[block.columns]))
         return out
 
     def dense(self) -> jax.Array:
         """As a matrix, shape ``(n, n)``."""
+        n, dtype = self.layout.size, self.layout.dtype
         if self.map is not None:
-            return jax.vmap(self.times, out_axes=1)(jnp.eye(self.layout.size, dtype=self.layout._flat.dtype))
-        out = jnp.zeros((self.layout.size, self.layout.size), self.layout._flat.dtype)
+            return jax.vmap(self.times, out_axes=1)(jnp.eye(n, dtype=dtype))
+        out = jnp.zeros((n, n), dtype)
         for block in self.blocks:
             size = block.rows.stop - block.rows.start
-            value = block.value if block.value.ndim == 2 else block.value * jnp.eye(size, dtype=out.dtype)
+            value = block.value if block.value.ndim == 2 else block.value * jnp.eye(size, dtype=dtype)
             out = out.at[block.rows, block.columns].add(value)
         return out
 
     def as_diagonal(self) -> jax.Array:
         """The diagonal, shape ``(n,)``, of a matrix that is :attr:`diagonal`."""
-        out = jnp.zeros(self.layout.size, self.layout._flat.dtype)
+        out = jnp.zeros(self.layout.size, self.layout.dtype)
         for block in self.blocks:
             out = out.at[block.rows].add(block.value)
         return out
@@ -180,7 +173,7 @@ class Matrix:
         :param variance: V, shape ``(d,)``.
         """
         z, blocks = self.layout.z, [*self.blocks, *Q.blocks]
-        of_z = [block for block in blocks if max(block.columns.start, z.start) < min(block.columns.stop, z.stop)]
+        of_z = [block for block in blocks if _meet(block.columns, z)]
         apart = not any(_meet(a.columns, b.columns) or _meet(a.rows, b.rows) for a, b in combinations(of_z, 2))
         if self.diagonal and Q.map is None and apart and all(block.value.ndim < 2 for block in of_z):
             added = jnp.zeros(self.layout.size, variance.dtype)
@@ -191,7 +184,7 @@ class Matrix:
         else:
             columns = (self.dense() + Q.dense())[:, z]
             covariance = 2 * h * self.dense() - h * h * (columns * variance) @ columns.T
-        return self._of(Block(slice(0, self.layout.size), slice(0, self.layout.size), covariance))
+        return self._of(Block(self.layout.everything, self.layout.everything, covariance))
 
     def _of(self, *blocks: Block) -> "Matrix":
         matrix = Matrix("", {}, self.layout)
@@ -208,26 +201,22 @@ class Matrix:
             return self.as_diagonal()
         if n <= SHOWN:
             return self.dense()
-        V = jnp.sign(jnp.cos(jnp.outer(jnp.arange(1, 9), jnp.arange(n) ** 2 % 1009 + 0.5))).astype(
-            self.layout._flat.dtype
-        )
+        V = jnp.sign(jnp.cos(jnp.outer(jnp.arange(1, 9), jnp.arange(n) ** 2 % 1009 + 0.5))).astype(self.layout.dtype)
         return V @ jax.vmap(self.times)(V).T / n
 
 
-def _checked_block(what, value, rows, columns, layout):
+def _checked_block(what: str, rows: slice, columns: slice, value: Any, layout: Layout) -> Block:
     size, width = rows.stop - rows.start, columns.stop - columns.start
     shape = jnp.shape(value)
     if size == width and shape != (size,) and shape != (size, size):
         own = [s for _, begin, s in layout.names if begin == rows.start]
         if shape and shape in own:
             value = jnp.ravel(value)  # a diagonal of the shape of its site
-    value = jnp.asarray(value, layout._flat.dtype)
-    fits = [(size, width)] + ([(), (size,)] if size == width else [])
-    if value.shape in fits:
-        return value
+    value = jnp.asarray(value, layout.dtype)
+    if value.shape == (size, width) or (size == width and value.shape in ((), (size,))):
+        return Block(rows, columns, value)
     some = f"a scalar, a diagonal of shape ({size},) or a matrix" if size == width else "a matrix"
-    momentum = layout.places["momentum"]
-    hint = ""
+    hint, momentum = "", layout.places["momentum"]
     if momentum.stop == momentum.start and shape and shape[0] == 2 * size:
         hint = " That fits z and a momentum: to have one, give kinetic=1.0 or a function."
     raise ValueError(f"{what} has shape {shape}; it must be {some} of shape ({size}, {width}).{hint}")
@@ -235,10 +224,6 @@ def _checked_block(what, value, rows, columns, layout):
 
 def _meet(s, t):
     return max(s.start, t.start) < min(s.stop, t.stop)
-
-
-def _overlap(a, b):
-    return _meet(a.rows, b.rows) and _meet(a.columns, b.columns)
 
 
 def _times(value, v):

@@ -18,15 +18,14 @@ def check_matrix(what: str, value: np.ndarray, layout: Layout) -> None:
         raise ValueError(
             f"{what} is not finite at the start of the chain: {_entry(layout, value, *index)} is {value[*index]}."
         )
-    sign, kind = (1, "symmetric") if what == "D" else (-1, "skew")
-    mirror = value.T if what == "D" else -value.T
-    wrong = np.abs(value - mirror) > TOLERANCE * max(np.abs(value).max(), np.finfo(float).tiny)
+    kind, sign, minus = ("symmetric", 1, "") if what == "D" else ("skew", -1, "-")
+    wrong = np.abs(value - sign * value.T) > TOLERANCE * max(np.abs(value).max(), np.finfo(float).tiny)
     if wrong.any():
         index = np.argwhere(wrong)[0]
-        mirrored = f"{what}[j, i] = {'-' if sign < 0 else ''}{what}[i, j]"
         raise ValueError(
             f"{what} is not {kind} at the start of the chain: {_entry(layout, value, *index)} is {value[*index]:.6g}, "
-            f"its mirror image {value.T[*index]:.6g}. The recipe leaves exp(-H) invariant only if {mirrored}."
+            f"its mirror image {value.T[*index]:.6g}. The recipe leaves exp(-H) invariant only if {what}[j, i] = "
+            f"{minus}{what}[i, j]."
         )
     if what == "D":
         _check_positive(value, layout, "D is not positive semi-definite at the start of the chain", "")

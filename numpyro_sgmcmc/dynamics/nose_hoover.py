@@ -22,9 +22,8 @@ is summed over coordinates with d = 1. Gradient noise of constant variance :math
 ===== ================ =====================================================================
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,14 +46,8 @@ class NoseHoover(underdamped.Underdamped):
     """
 
     elementwise: bool = False
-
-    @property
-    def flows(self) -> Mapping[str, Flow]:
-        return FLOWS if self.skew is None else FLOWS | underdamped.ROTATION
-
-    @property
-    def integrators(self) -> Mapping[str, str]:
-        return self.turning({"euler": "AED", "ssi": "ADFBNFDA"})
+    letters: ClassVar[dict[str, Flow]] = FLOWS
+    words: ClassVar[dict[str, str]] = {"euler": "AED", "ssi": "ADFBNFDA"}
 
     def friction(self, phase: Phase) -> Any:
         return trees.like(phase.thermostat, phase.momentum)
@@ -75,7 +68,6 @@ class NoseHoover(underdamped.Underdamped):
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """The inflation that remains when the thermostats are in balance: 0, or that by the common friction."""
-        del phase
         heat = self.gradient_heat(h, variance)
         if self.elementwise:
             return jax.tree.map(jnp.zeros_like, heat)

@@ -11,9 +11,8 @@ flow:
 ==== ===================== ==================================================
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,6 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.dynamics.skew import Skew
 from numpyro_sgmcmc.types import Dynamics, Flow, Phase, TemperatureFromSteps
 from numpyro_sgmcmc.utils import trees
-
-FLOWS = {"E": Flow("first-order step", needs_gradient=True, needs_noise=True, moves=True)}
 
 
 @dataclass(frozen=True)
@@ -36,26 +33,20 @@ class Overdamped(Dynamics):
 
     inverse_mass_matrix: Any = 1.0
     skew: Skew | None = None
-
-    @property
-    def flows(self) -> Mapping[str, Flow]:
-        return FLOWS
-
-    @property
-    def integrators(self) -> Mapping[str, str]:
-        return {"euler": "E"}
+    flows: ClassVar[dict[str, Flow]] = {
+        "E": Flow("first-order step", needs_gradient=True, needs_noise=True, moves=True)
+    }
+    integrators: ClassVar[dict[str, str]] = {"euler": "E"}
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.04 / curvature  # adds h / 2 to the relative variance
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Relative variance that white gradient noise of this variance adds to z (no ``skew``): h M^-1 s^2 / 2."""
-        del phase
         return jax.tree.map(lambda s2, im: 0.5 * h * im * s2, variance, trees.like(self.inverse_mass_matrix, variance))
 
     def temperature(self, phase: Phase) -> Any:
         """There is no kinetic temperature. For unit mass, it is estimated from the size of the steps instead."""
-        del phase
         mass = self.inverse_mass_matrix
         return TemperatureFromSteps() if isinstance(mass, float) and mass == 1 and self.skew is None else ()
 

@@ -60,7 +60,7 @@ class Preconditioned(Dynamics):
     memory: float = 0.99  # beta; V averages over about 1 / (1 - beta) steps
     damping: float = 1e-5  # lambda, in the units of a gradient of U
 
-    A, B, E, F, G, N, O = map(_letter, "ABEFGNO")  # noqa: E741
+    A, B, E, F, G, N, O = map(_letter, "ABEFGNO")
 
     @property
     def flows(self) -> Mapping[str, Flow]:

@@ -48,7 +48,7 @@ def _flow(name: str, **options: Any) -> Flow:
     return Flow(name, needs_gradient=True, needs_noise=True, shares_noise=True, **options)
 
 
-POSITION, MOMENTUM, AUXILIARY = _flow("position", moves=True), _flow("momentum"), _flow("auxiliary variables")
+PARTS = {"A": _flow("position", moves=True), "P": _flow("momentum"), "X": _flow("auxiliary variables")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,20 +154,17 @@ class Recipe(Dynamics):
 
     @property
     def flows(self) -> Mapping[str, Flow]:
-        known = isinstance(self.gradient_noise, str)
-        flows = {
-            "E": _flow("Euler step of all variables", moves=True, contains=self._parts if self._parts != "A" else "")
-        }
-        if self._parts != "A":
-            flows |= {letter: PARTS[letter] for letter in self._parts}
-        return {letter: flow._replace(needs_variance=known) for letter, flow in flows.items()}
+        parts = self._parts if self._parts != "A" else ""
+        flows = {"E": _flow("Euler step of all variables", moves=True, contains=parts)}
+        flows |= {letter: PARTS[letter] for letter in parts}
+        measured = isinstance(self.gradient_noise, str)
+        return {letter: flow._replace(needs_variance=measured) for letter, flow in flows.items()}
 
     @property
     def integrators(self) -> Mapping[str, str]:
         return {"euler": {"A": "E", "AP": "PA", "AX": "XA", "APX": "APX"}[self._parts]}
 
     def largest_step(self, curvature: Any) -> Any:
-        del curvature
         return math.nan  # the warm-up cannot choose one
 
     def init(self, z: Any, noise: Any) -> Phase:
@@ -179,7 +176,7 @@ class Recipe(Dynamics):
         return Phase(z, momentum, (), jax.tree.map(lambda a: jnp.asarray(a, dtype), self.auxiliary))
 
     def bind(self, potential: Potential) -> "Recipe":
-        """Turns metrics that depend on the model into functions of the phase, see :class:`~.metrics.OfModel`."""
+        """Turns metrics that depend on the model into functions of the phase, see :class:`~.metrics.OfPosition`."""
         own = {name: getattr(self, name) for name in ("D", "Q", "gradient_noise")}
         bound = {name: part.bind(potential) for name, part in own.items() if hasattr(part, "bind")}
         return replace(self, **bound) if bound else self
@@ -197,7 +194,6 @@ class Recipe(Dynamics):
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
         """Not known in general."""
-        del phase, h
         return jax.tree.map(lambda s2: jnp.full_like(s2, jnp.nan), variance)
 
     # -- the step -------------------------------------------------------------------------------------------------
@@ -227,28 +223,31 @@ class Recipe(Dynamics):
         :param signs: random signs for the estimate of the divergence, shape ``(n,)``.
         """
         layout = Layout(phase)
-        slope = layout.ravel(self._slope(phase))
-        slope = slope.at[layout.z].add(layout.ravel(Phase(gradient))) if self.kinetic else layout.ravel(Phase(gradient))
+        slope = layout.ravel(Phase(gradient))
+        if self.kinetic is not None:
+            slope = layout.ravel(self._slope(phase)).at[layout.z].add(slope)
         x, drift = layout.ravel(phase), jnp.zeros_like(slope)
-        for what, value, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
-            if value is None:
-                continue
-            matrix = self._matrix(what, value, phase, layout, sign)
-            product = matrix.times(slope)
-            if sign < 0:
+        for what in self._given:
+            product = self._matrix(what, phase, layout).times(slope)
+            if what == "Q":
                 heat, size = slope @ product, jnp.linalg.norm(slope) * jnp.linalg.norm(product)
-                product = jnp.where(jnp.abs(heat) > _tolerance(x) * size, jnp.nan, product)  # not skew
+                not_skew = jnp.abs(heat) > float(jnp.finfo(x.dtype).eps) ** 0.5 * size
+                product = jnp.where(not_skew, jnp.nan, product)
             drift = drift - product
-            if callable(value):
-                matrix_at = lambda x, what=what, value=value, sign=sign: self._matrix(  # noqa: E731
-                    what, value, layout.unravel(x, phase), layout, sign
-                )
+            if callable(getattr(self, what)):
+                matrix_at = lambda x, what=what: self._matrix(what, layout.unravel(x, phase), layout)  # noqa: E731
                 drift = drift + divergence(matrix_at, x, signs, self.exact)
         return layout.unravel(drift, phase)
 
-    def _matrix(self, what, given, phase, layout, sign):
+    @property
+    def _given(self) -> list[str]:
+        return [what for what in ("D", "Q") if getattr(self, what) is not None]
+
+    def _matrix(self, what: str, phase: Phase, layout: Layout) -> Matrix:
+        """D or Q; 0 if it is not given."""
+        given = {} if what not in self._given else getattr(self, what)
         value = given(phase) if callable(given) else given
-        matrix = Matrix(what, value, layout, sign)
+        matrix = Matrix(what, value, layout, sign=1 if what == "D" else -1)
         if what == "D" and matrix.map is not None and matrix.map.factor is None:
             raise ValueError("D is a LinearMap without a factor=. Its noise needs one: v -> F v with F F' = D.")
         return matrix
@@ -257,48 +256,34 @@ class Recipe(Dynamics):
         """The gradient of K."""
         if callable(self.kinetic):
             return jax.grad(lambda phase: jnp.asarray(self.kinetic(phase)).reshape(()))(phase)
-        zeros = jax.tree.map(jnp.zeros_like, phase)
-        if self.kinetic is None:
-            return zeros
-        return zeros._replace(momentum=jax.tree.map(lambda p: self.kinetic * p, phase.momentum))
+        momentum = jax.tree.map(lambda p: self.kinetic * p, phase.momentum)
+        return jax.tree.map(jnp.zeros_like, phase)._replace(momentum=momentum)
 
     def _covariance(self, phase: Phase, layout: Layout, h: jax.Array) -> Matrix:
         """2 D h - B h^2."""
-        D = self._matrix("D", self.D, phase, layout, 1)
+        D = self._matrix("D", phase, layout)
         if self.gradient_noise is None:
             return D.scaled(2 * h)
         V = self.gradient_noise if isinstance(phase.noise_variance, tuple) else phase.noise_variance
         V = V(phase) if callable(V) else V
-        V = layout.ravel(
-            Phase(jax.tree.map(lambda v, z: jnp.broadcast_to(v, z.shape), trees.like(V, phase.z), phase.z))
-        )
-        Q = Matrix("Q", {}, layout) if self.Q is None else self._matrix("Q", self.Q, phase, layout, -1)
-        return D.less_noise(Q, V, h)
+        V = jax.tree.map(lambda v, z: jnp.broadcast_to(v, z.shape), trees.like(V, phase.z), phase.z)
+        return D.less_noise(self._matrix("Q", phase, layout), layout.ravel(Phase(V)), h)
 
     # -- the check of a start -------------------------------------------------------------------------------------
 
     def report(self, phase: Phase, h: jax.Array) -> Any:
         layout = Layout(phase)
-        report = {} if self.D is None else {"noise": self._covariance(phase, layout, h).shown()}
-        for what, value, sign in (("D", self.D, 1), ("Q", self.Q, -1)):
-            if value is not None:
-                report[what] = self._matrix(what, value, phase, layout, sign).shown()
+        report = {what: self._matrix(what, phase, layout).shown() for what in self._given}
+        if self.gradient_noise is not None:
+            report["noise"] = self._covariance(phase, layout, h).shown()
         return report
 
     def check(self, report: Any, phase: Phase) -> None:
         layout = Layout(phase)
-        for what in ("D", "Q"):
-            if what in report:
-                check_matrix(what, np.asarray(report[what], float), layout)
+        for what in self._given:
+            check_matrix(what, np.asarray(report[what], float), layout)
         if self.gradient_noise is not None:
             check_noise(np.asarray(report["noise"], float), layout)
-
-
-PARTS = {"A": POSITION, "P": MOMENTUM, "X": AUXILIARY}
-
-
-def _tolerance(x: jax.Array) -> float:
-    return float(jnp.finfo(x.dtype).eps) ** 0.5
 
 
 def _positive(value: Any) -> bool:

@@ -50,7 +50,7 @@ class Skew:
         flat, unravel = ravel_pytree(gradient)
         return unravel(jnp.asarray(self.matrix, flat.dtype) @ flat)
 
-    def turned(self, momentum: Any, angle: jax.Array) -> Any:
+    def rotated(self, momentum: Any, angle: jax.Array) -> Any:
         """exp(-angle Q) p, like ``momentum``."""
         flat, unravel = ravel_pytree(momentum)
         vectors = jnp.asarray(self._vectors, jnp.result_type(flat.dtype, jnp.complex64))

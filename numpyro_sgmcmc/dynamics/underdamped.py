@@ -45,9 +45,9 @@ as :math:`E[p \mid z_g] = -h \nabla U(z_g) / 2` and :math:`E[\nabla^2 U\, \nabla
 log of a scale this error adds up over the groups of a hierarchy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -97,18 +97,16 @@ class Underdamped(Dynamics):
     noise: float
     inverse_mass_matrix: Any = 1.0
     skew: Skew | None = None
+    letters: ClassVar[dict[str, Flow]] = FLOWS
+    words: ClassVar[dict[str, str]] = {"euler": "EA", "ssi": "AFBNFA", "NOGIN": "ABGBA"}
 
     @property
     def flows(self) -> Mapping[str, Flow]:
-        return FLOWS if self.skew is None else FLOWS | ROTATION
+        return self.letters if self.skew is None else self.letters | ROTATION
 
     @property
     def integrators(self) -> Mapping[str, str]:
-        return self.turning({"euler": "EA", "ssi": "AFBNFA", "NOGIN": "ABGBA"})
-
-    def turning(self, words: Mapping[str, str]) -> Mapping[str, str]:
-        """The words; with a ``skew``, between two half rotations."""
-        return words if self.skew is None else {name: f"R{word}R" for name, word in words.items()}
+        return self.words if self.skew is None else {name: f"R{word}R" for name, word in self.words.items()}
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.3 / curvature**0.5
@@ -155,59 +153,41 @@ class Underdamped(Dynamics):
         return phase._replace(z=z)
 
     def B(self, phase: Phase, h: jax.Array, gradient: Any) -> Phase:
-        return phase._replace(momentum=jax.tree.map(lambda p, g: p - h * g, phase.momentum, gradient))
+        return _kicked(phase, lambda p, g: p - h * g, gradient)
 
     def F(self, phase: Phase, h: jax.Array) -> Phase:
-        momentum = jax.tree.map(lambda p, r: p * jnp.exp(-r * h), phase.momentum, self.friction(phase))
-        return phase._replace(momentum=momentum)
+        return _kicked(phase, lambda p, r: p * jnp.exp(-r * h), self.friction(phase))
 
     def R(self, phase: Phase, h: jax.Array) -> Phase:
         assert self.skew is not None
-        return phase._replace(momentum=self.skew.turned(phase.momentum, h * self.inverse_mass_matrix))
+        return phase._replace(momentum=self.skew.rotated(phase.momentum, h * self.inverse_mass_matrix))
 
     def N(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
-        momentum = jax.tree.map(
-            lambda p, n, im: p + jnp.sqrt(2 * self.noise * h / im) * n,
-            phase.momentum,
-            noise,
-            self.inverse_mass(phase.z),
-        )
-        return phase._replace(momentum=momentum)
+        inverse_mass = self.inverse_mass(phase.z)
+        return _kicked(phase, lambda p, n, im: p + jnp.sqrt(2 * self.noise * h / im) * n, noise, inverse_mass)
 
-    def O(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:  # noqa: E743
-        momentum = jax.tree.map(
-            lambda p, n, r, im: p * jnp.exp(-r * h) + jnp.sqrt(2 * self.noise * h * _ou_noise(r, h) / im) * n,
-            phase.momentum,
-            noise,
-            self.friction(phase),
-            self.inverse_mass(phase.z),
-        )
-        return phase._replace(momentum=momentum)
+    def O(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
+        def flow(p, n, r, im):
+            return p * jnp.exp(-r * h) + jnp.sqrt(2 * self.noise * h * _ou_noise(r, h) / im) * n
+
+        return _kicked(phase, flow, noise, self.friction(phase), self.inverse_mass(phase.z))
 
     def E(self, phase: Phase, h: jax.Array, gradient: Any, noise: Any) -> Phase:
-        momentum = jax.tree.map(
-            lambda p, g, n, r, im: p - h * (g + r * p) + jnp.sqrt(2 * self.noise * h / im) * n,
-            phase.momentum,
-            gradient,
-            noise,
-            self.friction(phase),
-            self.inverse_mass(phase.z),
-        )
-        return phase._replace(momentum=momentum)
+        def flow(p, g, n, r, im):
+            return p - h * (g + r * p) + jnp.sqrt(2 * self.noise * h / im) * n
+
+        return _kicked(phase, flow, gradient, noise, self.friction(phase), self.inverse_mass(phase.z))
 
     def G(self, phase: Phase, h: jax.Array, noise: Any) -> Phase:
         injected = jnp.tanh(0.5 * self.noise * h)
-        # 1 + a = 2 / (1 + c1 + k), which is also correct if k is infinite
-        keeps = jax.tree.map(
-            lambda s2, im: 2 / (1 + injected + 0.25 * h * h * im * s2),
-            phase.noise_variance,
-            self.inverse_mass(phase.noise_variance),
-        )
-        momentum = jax.tree.map(
-            lambda p, n, b, im: (b - 1) * p + b * jnp.sqrt(injected / im) * n,
-            phase.momentum,
-            noise,
-            keeps,
-            self.inverse_mass(phase.z),
-        )
-        return phase._replace(momentum=momentum)
+
+        def flow(p, n, s2, im):
+            b = 2 / (1 + injected + 0.25 * h * h * im * s2)  # 1 + a, also if k is infinite
+            return (b - 1) * p + b * jnp.sqrt(injected / im) * n
+
+        return _kicked(phase, flow, noise, phase.noise_variance, self.inverse_mass(phase.z))
+
+
+def _kicked(phase: Phase, flow: Callable[..., jax.Array], *inputs: Any) -> Phase:
+    """The phase with the momentum ``flow(p, *inputs)``, leaf by leaf."""
+    return phase._replace(momentum=jax.tree.map(flow, phase.momentum, *inputs))

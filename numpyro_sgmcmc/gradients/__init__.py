@@ -1,9 +1,8 @@
 """Gradient estimators: rows -> unbiased gradient of U."""
 
-from numpyro_sgmcmc.gradients.control_variate import ControlVariate
+from numpyro_sgmcmc.gradients.control_variate import SVRG, ControlVariate
 from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.saga import SAGA
-from numpyro_sgmcmc.gradients.svrg import SVRG
 
 __all__ = [
     "ControlVariate",

@@ -19,7 +19,8 @@ from numpyro_sgmcmc.gradients.saga import SAGA, SAGAState
 from numpyro_sgmcmc.gradients.second_order import expansion
 from numpyro_sgmcmc.gradients.tables import TABLES, check_options
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
-from numpyro_sgmcmc.utils.validation import check_like_z, check_minibatched, checked_choice
+from numpyro_sgmcmc.utils.validation import check_like_z, check_minibatched, checked_choice, checked_count
+from numpyro_sgmcmc.utils.workarounds.lockstep import when_any
 
 
 class Anchor(NamedTuple):
@@ -133,8 +134,7 @@ class ControlVariate(Anchored):
         return _Stored(self.stored, **options, center=self.center).with_rows(rows)
 
     def check(self, potential: Potential, chains: int) -> None:
-        del chains
-        check_minibatched(self, potential.plates)
+        check_minibatched("ControlVariate", potential.plates)
         if potential.draws_local_sites:
             raise ValueError(
                 "ControlVariate() does not work with local=: its gradient over all rows would use a single draw of the "
@@ -168,27 +168,70 @@ class _Stored(SAGA):
 
     center: Sites = field(default_factory=dict, kw_only=True)
     owner: ClassVar[tuple[str, str]] = "ControlVariate", "stored"
+    begin_step = GradientEstimator.begin_step
+    commit = GradientEstimator.commit
 
     def check(self, potential: Potential, chains: int) -> None:
-        check_minibatched(ControlVariate(self.center), potential.plates)
         check_like_z("ControlVariate(center)", self.center, potential.prototype)
         super().check(potential, chains)
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> SAGAState:
-        del z
         return super().start(potential, _as_z(self.center, potential), rng_key)
-
-    def begin_step(
-        self, potential: Potential, z: Sites, gradient_state: SAGAState, i: jax.Array, rng_key: jax.Array
-    ) -> SAGAState:
-        del potential, z, i, rng_key
-        return gradient_state
-
-    def commit(self, gradient_state: SAGAState, update: Any, accepted: jax.Array) -> SAGAState:
-        del update, accepted
-        return gradient_state
 
     def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
         """A pass over the data: new conditioning values change the gradients at the centre."""
-        del gradient_state
         return self.start(potential, self.center, rng_key)
+
+
+@dataclass(frozen=True)
+class SVRG(Anchored):
+    r"""
+    Stochastic variance reduced gradients: the centre moves to the state of the chain every ``update_every`` steps, with
+    a full pass over the data, in chunks.
+
+    A step takes two minibatch gradients, and by default each epoch one full pass: three gradients of each row per epoch
+    in total. Chains that run together (``chain_method="vectorized"`` or ``jax.vmap``) make the pass together.
+
+    :param update_every: m, steps between two full passes. None: N/n, one epoch (of the plate with the most batches).
+    :param chunk_size: rows per chunk of a full pass. None: as many as take about 64 MB, 4096 at most.
+    :raises ValueError: if ``update_every`` or ``chunk_size`` is below 1, or there is no minibatched plate.
+
+    **References:**
+
+    1. *Variance Reduction in Stochastic Gradient Langevin Dynamics*, A. Dubey et al. (2016), algorithm 2
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_sgmcmc import SVRG
+        >>> SVRG(update_every=100)
+        SVRG(update_every=100, chunk_size=None)
+    """
+
+    update_every: int | None = None
+    chunk_size: int | None = None
+
+    def __post_init__(self):
+        if self.update_every is not None:
+            object.__setattr__(self, "update_every", checked_count("SVRG(update_every)", self.update_every))
+        if self.chunk_size is not None:
+            checked_count("SVRG(chunk_size)", self.chunk_size)
+
+    def check(self, potential: Potential, chains: int) -> None:
+        check_minibatched("SVRG", potential.plates)
+        if potential.draws_local_sites:
+            raise ValueError(
+                "SVRG() does not work with local=: it would keep one draw of the local sites of all rows for an epoch, "
+                "so its noise would not be white. Use gradient=Minibatch()."
+            )
+
+    def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
+        return self.anchor(potential, z, rng_key)
+
+    def begin_step(
+        self, potential: Potential, z: Sites, gradient_state: Anchor, i: jax.Array, rng_key: jax.Array
+    ) -> Anchor:
+        epoch = max((plate.size // plate.batch_size for plate in potential.plates.values()), default=1)
+        due = (i > 0) & (i % (self.update_every or epoch) == 0)
+        return when_any(due, lambda operand: self.anchor(potential, *operand), (z, rng_key), gradient_state)

@@ -73,7 +73,7 @@ def _found(potential: Potential, label: str) -> RowPredictor:
         raise ValueError(
             f"{label} needs a model whose rows depend on the latents only through a linear predictor, with fewer "
             "numbers per row than there are coordinates. No such value was found for the latents "
-            f"{', '.join(map(repr, potential.prototype))}; an unknown scale or a product of latents prevents it. "
+            f"{_names(potential)}; an unknown scale or a product of latents prevents it. "
             "If the model has one, name it with predictor=; otherwise use a table of the form 'batch' or 'row'."
         )
     cut = min(cuts, key=lambda number: program.shapes[number].size)
@@ -166,25 +166,23 @@ def _names(potential: Any) -> str:
 def _discrepancies(potential: Any, predictor: RowPredictor, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Relative differences of the predictor's derivatives at two positions, and of the gradients."""
     (plate,) = potential.plates
-    origin = {name: jnp.zeros(site.shape, site.dtype) for name, site in potential.prototype.items()}
+    origin = jax.tree.map(jnp.zeros_like, dict(potential.prototype))
     step = noise.normal_like(random.key(0), origin)
-    along = lambda t: jax.tree.map(lambda x: t * x, step)  # noqa: E731
 
     def derivative(z):
         return jax.jvp(lambda z: jax.vmap(predictor.eta, (None, 0))(z, rows), (z,), (step,))[1]
 
     # close enough to the origin that an exponential does not overflow
     reach = 1 / jnp.maximum(1, jnp.max(jnp.abs(derivative(origin))))
-    places = [along(t * reach) for t in (1.0, -0.5)]
+    places = [jax.tree.map(lambda x, t=t: t * reach * x, step) for t in (1.0, -0.5)]
 
     def gradients(z, row):
         exact = jax.grad(lambda z: potential.per_row(z, {plate: row[None]})[0])(z)
         _, slope = predictor.energy_and_slope(z, row)
         return ravel_pytree(exact)[0], ravel_pytree(predictor.gradient(z, row[None], slope[None]))[0]
 
-    pairs = [jax.vmap(gradients, (None, 0))(z, rows) for z in places]
-    differences = [_relative(*map(derivative, places)), *(_relative(*pair) for pair in pairs)]
-    return differences[0], jnp.maximum(*differences[1:])
+    of_gradients = [_relative(*jax.vmap(gradients, (None, 0))(z, rows)) for z in places]
+    return _relative(*map(derivative, places)), jnp.maximum(*of_gradients)
 
 
 def _relative(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -35,13 +35,10 @@ class SAGAState(NamedTuple):
 
 
 class TableUpdate(NamedTuple):
-    """The update by a step, if it is accepted: the change of the table at ``units``, and of the other fields."""
+    """The update by a step, if it is accepted."""
 
     units: jax.Array
-    change: Any
-    total: Sites
-    seen: Any
-    count: Any
+    change: SAGAState  # of the table and of ``seen`` at these units, and of the other fields
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,8 @@ class SAGA(GradientEstimator):
         )
 
     def check(self, potential: Potential, chains: int) -> None:
-        check_minibatched(self, potential.plates)
-        label, form = self._form.label, self.owner[1]
+        check_minibatched(self.owner[0], potential.plates)
+        label = self._form.label
         if len(potential.plates) > 1:
             raise ValueError(
                 f"{label} stores the gradients of one plate, but {' and '.join(map(repr, potential.plates))} are all "
@@ -167,14 +164,9 @@ class SAGA(GradientEstimator):
             )
         self._form.check(potential)
         state = jax.eval_shape(lambda: self._empty(potential))
-        size = chains * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.table, state.seen)))
-        smaller = f"{form}='batch' (or 'linear', for generalised linear models), " if self.per == "row" else ""
-        announce(
-            f"the table of {label} for {chains} chain{'s' * (chains > 1)}",
-            size,
-            self.memory,
-            f"Use {smaller}SVRG() or ControlVariate(center), fewer chains, or a larger share memory=.",
-        )
+        smaller = f"{self.owner[1]}='batch' (or 'linear', for generalised linear models), " * (self.per == "row")
+        alternatives = f"Use {smaller}SVRG() or ControlVariate(center), fewer chains, or a larger share memory=."
+        announce(label, (state.table, state.seen), chains, self.memory, alternatives)
 
     @property
     def _form(self) -> Table:
@@ -184,7 +176,7 @@ class SAGA(GradientEstimator):
     def _empty(self, potential: Potential) -> SAGAState:
         """The table before anything is seen."""
         ((name, plate),) = potential.plates.items()
-        z = {site: jnp.zeros(s.shape, s.dtype) for site, s in potential.prototype.items()}
+        z = jax.tree.map(jnp.zeros_like, dict(potential.prototype))
         rows = {name: jnp.zeros(plate.batch_size, jnp.int32)}
         unit = jax.eval_shape(lambda: self._form.evaluate(potential, z, rows).values)
         units = self._form.units(plate)
@@ -192,13 +184,12 @@ class SAGA(GradientEstimator):
         online = self.init == "online"
         return SAGAState(
             table,
-            total=jax.tree.map(jnp.zeros_like, z),
+            total=z,
             seen=jnp.zeros(units, jnp.uint8) if online else (),
             count=jnp.zeros((), jnp.int32) if online else (),
         )
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> SAGAState:
-        del rng_key
         state = self._empty(potential)
         if self.init != "full":
             return state
@@ -211,11 +202,7 @@ class SAGA(GradientEstimator):
     def begin_step(
         self, potential: Potential, z: Sites, gradient_state: SAGAState, i: jax.Array, rng_key: jax.Array
     ) -> SAGAState:
-        """
-        Recomputes the sum over the table after 1, 2, 4 and 8 epochs and then every 16 epochs: otherwise it would keep
-        the rounding errors of the large gradients far from the mode.
-        """
-        del rng_key
+        """Recomputes the sum at some epochs: it has rounding errors of the large gradients far from the mode."""
         (plate,) = potential.plates.values()
         # a minibatch per iteration: XLA compiles a loop with longer iterations to slower code
         length = self._form.units_a_step(plate)
@@ -233,7 +220,6 @@ class SAGA(GradientEstimator):
 
     def refresh(self, potential: Potential, gradient_state: SAGAState, rng_key: jax.Array) -> SAGAState:
         """For ``per="linear"``, recomputes the sum: new values in the predictor change the gradients of its slopes."""
-        del rng_key
         if self.per != "linear":
             return gradient_state
         z = jax.tree.map(jnp.zeros_like, gradient_state.total)
@@ -274,13 +260,13 @@ class SAGA(GradientEstimator):
             both = jax.vmap(to_gradient)(jax.tree.map(lambda *x: jnp.stack(x), change, written))
             difference, total = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
         count = jax.tree.map(lambda u: u.sum(dtype=jnp.int32), unseen)
-        return difference, TableUpdate(units, written, total, unseen, count)
+        return difference, TableUpdate(units, SAGAState(written, total, unseen, count))
 
     def commit(self, gradient_state: SAGAState, update: TableUpdate, accepted: jax.Array) -> SAGAState:
         # mask the update, not the table: a `where` over the table would copy all of it at each step
-        masked = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), update)
+        masked = jax.tree.map(lambda x: jnp.where(accepted, x, jnp.zeros_like(x)), update.change)
         return SAGAState(
-            table=add_at(gradient_state.table, update.units, masked.change),
+            table=add_at(gradient_state.table, update.units, masked.table),
             total=jax.tree.map(jnp.add, gradient_state.total, masked.total),
             seen=add_at(gradient_state.seen, update.units, masked.seen),
             count=jax.tree.map(jnp.add, gradient_state.count, masked.count),

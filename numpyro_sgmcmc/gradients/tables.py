@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
 from numpyro_sgmcmc.gradients.predictor import RowPredictor, check_predictor, row_predictor
 from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, Sites
-from numpyro_sgmcmc.utils.validation import checked_count, checked_share
+from numpyro_sgmcmc.utils.validation import checked_count
 
 
 class Units(NamedTuple):
@@ -26,22 +26,14 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """
-    A form of table.
+    """A form of table."""
 
-    :param label: the name of the estimator, for errors.
-    :param predictor: see :func:`~numpyro_sgmcmc.gradients.predictor.row_predictor`.
-    :param chunk_size: rows per chunk of a pass over the data, see
-        :func:`~numpyro_sgmcmc.gradients.full_pass.chunk_length`.
-    """
-
-    label: str
-    predictor: Any = None
-    chunk_size: int | None = None
+    label: str  # the name of the estimator, for errors
+    predictor: Any = None  # see :func:`~numpyro_sgmcmc.gradients.predictor.row_predictor`
+    chunk_size: int | None = None  # see :func:`~numpyro_sgmcmc.gradients.full_pass.chunk_length`
 
     def check(self, potential: Potential) -> None:
         """Raises an error if this form does not work with this potential."""
-        del potential
 
     def units(self, plate: Plate) -> int:
         """The number K of units."""
@@ -53,7 +45,6 @@ class Table:
 
     def rows(self, units: jax.Array, plate: Plate) -> jax.Array:
         """The rows of these units."""
-        del plate
         return units
 
     def chunk(self, potential: Potential, z: Sites) -> int:
@@ -64,7 +55,6 @@ class Table:
 
     def to_gradient(self, potential: Potential, z: Sites, units: jax.Array, values: Any) -> Sites:
         """The sum of the gradients of these units, a linear function of their values; it does not depend on ``z``."""
-        del potential, z, units
         return jax.tree.map(lambda v: v.sum(0), values)
 
     def fill(self, potential: Potential, z: Sites, table: Any) -> Any:
@@ -110,11 +100,9 @@ class PerBatch(Table):
         return -(-plate.size // plate.batch_size)
 
     def units_a_step(self, plate: Plate) -> int:
-        del plate
         return 1
 
     def chunk(self, potential: Potential, z: Sites) -> int:
-        del potential, z
         return 1
 
     def rows(self, units: jax.Array, plate: Plate) -> jax.Array:
@@ -184,7 +172,8 @@ def rows_of_batch(j: jax.Array, size: int, batch_size: int) -> jax.Array:
 
 def check_options(name: str, argument: str, form: str | None, predictor: Any, chunk_size: Any, memory: Any) -> None:
     """Checks the options of estimators with tables. Raises a ValueError for an option that does not fit."""
-    checked_share(f"{name}(memory)", memory)
+    if not (isinstance(memory, (int, float)) and 0 < memory <= 1):
+        raise ValueError(f"{name}(memory)={memory!r} must be a share, above 0 and at most 1.")
     if chunk_size is not None:
         checked_count(f"{name}(chunk_size)", chunk_size)
     if predictor is not None and form != "linear":

@@ -63,7 +63,6 @@ class Dynamics(Protocol):
 
     def init(self, z: Any, noise: Any) -> Phase:
         """The phase of a chain that starts at ``z``, with standard normal noise for its momentum, if there is one."""
-        del noise
         return Phase(z)
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
@@ -76,7 +75,6 @@ class Dynamics(Protocol):
 
     def temperature(self, phase: Phase) -> Any:
         """Kinetic temperature, 1 on average; ``()``, or :class:`TemperatureFromSteps`, without a momentum."""
-        del phase
         return ()
 
     def noise_like(self, phase: Phase) -> Any:
@@ -89,7 +87,6 @@ class Dynamics(Protocol):
 
     def bind(self, potential: Potential) -> "Dynamics":
         """The dynamics for a potential, if it contains a function of the model, such as its Fisher information."""
-        del potential
         return self
 
 

@@ -37,7 +37,6 @@ class GradientEstimator(Protocol):
         :param chains: number of chains, each with a state.
         :raises ValueError: if this estimator cannot be used with this potential.
         """
-        del potential, chains
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Any:
         """The state of a chain that starts at ``z``. A pass over the data is allowed."""
@@ -50,7 +49,6 @@ class GradientEstimator(Protocol):
         :param i: number of the step, counted from 0. A 32-bit integer, which may be unsigned and start at 0 again
             after 2**32 steps. It is the same for all chains that run together.
         """
-        del potential, z, i, rng_key
         return gradient_state
 
     def evaluate(
@@ -77,7 +75,6 @@ class GradientEstimator(Protocol):
         :param accepted: whether the step was accepted, a boolean of shape ``()``. If not, the update may contain
             non-finite numbers, and the state must not change.
         """
-        del update, accepted
         return gradient_state
 
     @property
@@ -87,7 +84,6 @@ class GradientEstimator(Protocol):
 
     def recenter(self, potential: Potential, gradient_state: Any, z: Sites, rng_key: jax.Array) -> Any:
         """The state for chains around ``z``; the warm-up calls this when it has estimated their centre."""
-        del potential, z, rng_key
         return gradient_state
 
     def refresh(self, potential: Potential, gradient_state: Any, rng_key: jax.Array) -> Any:
@@ -96,5 +92,4 @@ class GradientEstimator(Protocol):
         has the new values already. The state must not depend on the old values in a way that makes ``evaluate`` biased.
         A pass over the data is allowed.
         """
-        del potential, rng_key
         return gradient_state

@@ -11,20 +11,8 @@ from types import CodeType
 from typing import Any, TypeAlias
 
 import jax
-from jax.experimental.buffer_callback import buffer_callback  # a callback that writes into XLA's buffers, on CPUs
+from jax.experimental.buffer_callback import buffer_callback as buffer_callback  # writes into XLA's buffers, on CPUs
 from jax.extend import core
-
-__all__ = [
-    "ClosedJaxpr",
-    "bind",
-    "buffer_callback",
-    "closed_over_arrays_are_constants",
-    "is_mapped",
-    "jit_is_disabled",
-    "local_in_failing_frame",
-    "slow_threads",
-    "stack_level",
-]
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")  # SciPy's OpenBLAS reads them when it is loaded
 PACKAGES = ("numpyro_sgmcmc", "numpyro", "jax", "jaxlib")  # no warning should point to lines of these

@@ -30,10 +30,15 @@ def limit() -> int | None:
     return min(limits)
 
 
-def announce(what: str, size: int, share: float, alternatives: str) -> None:
+def announce(entries: str, table: Any, chains: int, share: float, alternatives: str) -> None:
     """
-    Logs the memory that is about to be allocated. Raises a ValueError if it is more than this share of all memory.
+    Logs the memory that the tables of all chains will take. Raises a ValueError if it is more than this share of all
+    memory.
+
+    :param table: the shapes and dtypes of the table of one chain.
     """
+    size = chains * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(table))
+    what = f"the table of {entries} for {chains} chain{'s' * (chains > 1)}"
     available = limit()
     if available is not None and size > share * available:
         raise ValueError(
@@ -53,7 +58,7 @@ def peak(jaxpr: Jaxpr) -> int:
     alive, most = {}, 0
     for k, eqn in enumerate(jaxpr.eqns):
         made = {v: _bytes(v.aval) for v in eqn.outvars}
-        inside = max(map(peak, _bodies(eqn)), default=0)
+        inside = max(map(peak, bodies(eqn)), default=0)
         most = max(most, sum(alive.values()) + max(sum(made.values()), inside))
         alive |= made
         alive = {v: size for v, size in alive.items() if last_use.get(v, k) > k}
@@ -64,8 +69,8 @@ def _bytes(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ())) * getattr(getattr(aval, "dtype", None), "itemsize", 0)
 
 
-def _bodies(eqn: Any) -> list[Jaxpr]:
+def bodies(eqn: Any) -> list[Jaxpr]:
     """The programs inside an equation: those of calls, loops and branches."""
     values = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda value: isinstance(value, (ClosedJaxpr, Jaxpr)))
-    bodies = [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values]
-    return [body for body in bodies if isinstance(body, Jaxpr)]
+    programs = [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values]
+    return [program for program in programs if isinstance(program, Jaxpr)]

@@ -110,24 +110,3 @@ def unequal_spread(x: np.ndarray) -> np.ndarray:
             certain &= effective(part) >= OF_EACH * chains  # standard errors of shorter chains are too small
         spreads[first : first + TOGETHER] = np.where(certain, spread, 0)
     return spreads
-
-
-def error_of(statistic: Callable[[np.ndarray], Any], x: np.ndarray, blocks: int = BLOCKS) -> Any:
-    """
-    Standard error of a statistic of all draws, by leaving out one block of all chains at a time (the jackknife; Efron &
-    Stein 1981).
-    """
-    draws = x.shape[1]
-    blocks = min(blocks, draws // 2)
-    if blocks < 4:
-        return np.full(np.shape(statistic(x.reshape(-1, *x.shape[2:]))), np.inf)
-    edges = np.linspace(0, draws, blocks + 1).astype(int)
-    left_out = []
-    for chain in range(len(x)):
-        for first, last in zip(edges, edges[1:]):
-            keep = np.ones(x.shape[:2], bool)
-            keep[chain, first:last] = False
-            left_out.append(statistic(x[keep]))
-    left_out = np.asarray(left_out)
-    n = len(left_out)
-    return np.sqrt((n - 1) / n * ((left_out - left_out.mean(0)) ** 2).sum(0))

@@ -1,7 +1,6 @@
 """A few operations on pytrees."""
 
 from collections.abc import Callable
-import functools
 import operator
 from typing import Any
 
@@ -17,13 +16,12 @@ def size(tree: Any) -> int:
 
 def total(tree: Any) -> jax.Array:
     """Sum over all coordinates of all leaves."""
-    return functools.reduce(operator.add, [leaf.sum() for leaf in jax.tree.leaves(tree)])
+    return jax.tree.reduce(operator.add, jax.tree.map(lambda leaf: leaf.sum(), tree))
 
 
 def all_finite(tree: Any) -> jax.Array:
     """Whether every coordinate of every leaf is a finite number."""
-    flags = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
-    return functools.reduce(operator.and_, flags, jnp.array(True))
+    return jax.tree.reduce(operator.and_, jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree), jnp.array(True))
 
 
 def where(condition: jax.Array, new: Any, old: Any) -> Any:

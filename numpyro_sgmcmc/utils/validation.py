@@ -85,13 +85,6 @@ def checked_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     return value
 
 
-def checked_share(name: str, value: Any) -> float:
-    """A share, above 0 and at most 1."""
-    if not (isinstance(value, (int, float)) and 0 < value <= 1):
-        raise ValueError(f"{name}={value!r} must be a share, above 0 and at most 1.")
-    return value
-
-
 def checked_inverse_mass(value: Any) -> Any:
     """``inverse_mass_matrix`` as a float or a dict of NumPy arrays (None: 1.0), all positive and finite."""
     checked = 1.0 if value is None else value
@@ -167,11 +160,11 @@ def check_sites(
             )
 
 
-def check_minibatched(estimator: Any, plates: Mapping[str, Plate]) -> None:
+def check_minibatched(estimator: str, plates: Mapping[str, Plate]) -> None:
     """Raises a ValueError if there is no minibatch noise to reduce."""
     if not plates:
         raise ValueError(
-            f"gradient={type(estimator).__name__}(...) reduces the noise of minibatches, but no plate is minibatched. "
+            f"gradient={estimator}(...) reduces the noise of minibatches, but no plate is minibatched. "
             "Give the kernel a batch_size, or leave gradient= out."
         )
 

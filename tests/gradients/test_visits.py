@@ -28,7 +28,7 @@ from numpyro_sgmcmc import (
     step_halving,
     summary,
 )
-from numpyro_sgmcmc.gradients.local_tables import check_visits
+from numpyro_sgmcmc.gradients.minibatch import check_visits
 from numpyro_sgmcmc.types import Plate
 
 N, B, H, RHO = 6, 2, 0.1, 0.9

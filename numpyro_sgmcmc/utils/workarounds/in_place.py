@@ -32,12 +32,16 @@ def add_at(table: Any, units: jax.Array, change: Any) -> Any:
     return jax.tree.map(lambda t, c: _add_at(t, units, c), table, change)
 
 
-def set_at(table: jax.Array, units: jax.Array, values: jax.Array, where: jax.Array) -> jax.Array:
+def set_at(table: Any, units: jax.Array, values: Any, where: jax.Array) -> Any:
     """
-    ``table.at[units].set(values)`` where the flag ``where`` is set, in place inside a compiled loop: nothing is read.
-    The other values get an index beyond the end, so that they are dropped.
+    ``table.at[units].set(values)`` for each leaf where the flag ``where`` is set, in place inside a compiled loop:
+    nothing is read. The other values get an index beyond the end, so that they are dropped.
     """
-    return table.at[jnp.where(where, units, len(table))].set(values.astype(table.dtype), mode="drop")
+
+    def write(t, v):
+        return t.at[jnp.where(where, units, len(t))].set(v.astype(t.dtype), mode="drop")
+
+    return jax.tree.map(write, table, values)
 
 
 def _scatter(table, units, change):

@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.utils import compat
-from numpyro_sgmcmc.utils.compat import ClosedJaxpr
+from numpyro_sgmcmc.utils.memory import bodies
 
 LARGE = 2**14  # numbers in the largest array of a step from which a call is faster: docs/maintainers/measurements.md
 # Operations whose arrays may be larger than what a step computes
@@ -41,19 +41,15 @@ def repeat(step: Callable[[Any], Any], state: Any, times: Any) -> Any:
         return jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(*jax.tree.leaves(state)))
 
     if one_kernel_on_one_core() and widest(closed.jaxpr) >= LARGE:
-        return _repeat_with_a_call(once, state, times)
+        # the counter is two equal numbers, sorted at every step: the cheapest operation that is a call
+        body = lambda carry: (lax.sort(carry[0] + 1), once(carry[1]))  # noqa: E731
+        return lax.while_loop(lambda carry: carry[0][0] < times, body, (jnp.zeros(2, jnp.int32), state))[1]
     return lax.fori_loop(0, times, lambda _, state: once(state), state)
 
 
 def one_kernel_on_one_core() -> bool:
     """Whether XLA compiles a loop to a single kernel."""
     return jax.default_backend() == "cpu" and jax.__version_info__ >= (0, 12)
-
-
-def _repeat_with_a_call(step: Callable[[Any], Any], state: Any, times: int) -> Any:
-    """The counter consists of two equal numbers, sorted at every step: the cheapest operation that is a call."""
-    body = lambda carry: (lax.sort(carry[0] + 1), step(carry[1]))  # noqa: E731
-    return lax.while_loop(lambda carry: carry[0][0] < times, body, (jnp.zeros(2, jnp.int32), state))[1]
 
 
 def widest(jaxpr: Jaxpr) -> int:
@@ -65,8 +61,6 @@ def widest(jaxpr: Jaxpr) -> int:
         depending.update(eqn.outvars)
         if eqn.primitive.name.startswith(PASSED_OVER):
             continue
-        bodies = [p for p in eqn.params.values() if isinstance(p, (ClosedJaxpr, Jaxpr))]
-        sizes = [widest(p.jaxpr if isinstance(p, ClosedJaxpr) else p) for p in bodies]
-        sizes = sizes or [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+        sizes = [widest(body) for body in bodies(eqn)] or [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
         numbers = max(numbers, *sizes, 0)
     return numbers
