@@ -82,9 +82,7 @@ class WithData:
 
     def by_site(self, sizes: np.ndarray) -> dict[str, int]:
         """The coordinate of each site where these numbers are largest."""
-        sites = np.asarray(self.draws.sites)
-        index = {site: np.flatnonzero(sites == site) for site in dict.fromkeys(self.draws.sites)}
-        return {site: own[np.argmax(sizes[own])] for site, own in index.items()}
+        return {site: own[np.argmax(sizes[own])] for site, own in self.draws.by_site.items()}
 
 
 def gradient_facts(run: WithData) -> dict[str, Line]:
@@ -179,10 +177,10 @@ def _identity(
 def configurational_temperature(run: WithData) -> Line | None:
     if run.identities is None:
         return None
-    z, g, ess, sites = run.draws.z, run.gradients.values, run.ess, np.asarray(run.draws.sites)
+    z, g, ess = run.draws.z, run.gradients.values, run.ess
     product = (z - z.mean((0, 1))) * (g - g.mean((0, 1))) + 1 / ess  # see identities
     line = deviation_from_1(product.mean(-1), least=float(np.sqrt((1 / ess).sum()) / len(ess)))
-    by_site = {site: float(product[..., sites == site].mean()) for site in dict.fromkeys(run.draws.sites)}
+    by_site = {site: float(product[..., own].mean()) for site, own in run.draws.by_site.items()}
     return line._replace(details={**line.details, "by_site": by_site})
 
 

@@ -29,11 +29,11 @@ from numpyro_sgmcmc.diagnostics.checks_with_data import (
     power,
 )
 from numpyro_sgmcmc.diagnostics.local_checks import local_lines
+from numpyro_sgmcmc.diagnostics.pictures import summary_picture
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
-from numpyro_sgmcmc.diagnostics.table_pictures import summary_picture
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
 from numpyro_sgmcmc.report.run_verdict import RunVerdict
