@@ -33,9 +33,9 @@ too large. The increase is 0 if :math:`s_j^2 / M_j` is the same for all coordina
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 import math
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -70,13 +70,11 @@ class Isokinetic(Dynamics):
     inverse_mass_matrix: Any = 1.0
     by_noise: bool = False
 
+    integrators: ClassVar[Mapping[str, str]] = {}
+
     @property
     def flows(self) -> Mapping[str, Flow]:
         return {letter: flow._replace(needs_variance=self.by_noise) for letter, flow in FLOWS.items()}
-
-    @property
-    def integrators(self) -> Mapping[str, str]:
-        return {}
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.3 / curvature**0.5
@@ -206,11 +204,9 @@ class SGIsokinetic(SGMCMC):
         inverse_mass_matrix: Any = None,
         **options: Unpack[KernelOptions],
     ):
-        dynamics = Isokinetic(checked_rate("friction", friction))
-        if isinstance(inverse_mass_matrix, str) and inverse_mass_matrix == "noise":
-            dynamics = replace(dynamics, by_noise=True)
-        else:
-            dynamics = replace(dynamics, inverse_mass_matrix=checked_inverse_mass(inverse_mass_matrix))
+        by_noise = isinstance(inverse_mass_matrix, str) and inverse_mass_matrix == "noise"
+        mass = checked_inverse_mass(None if by_noise else inverse_mass_matrix)
+        dynamics = Isokinetic(checked_rate("friction", friction), mass, by_noise)
         if options.get("rows") is None:
             options["rows"] = WithoutReplacement()
         super().__init__(model, dynamics, integrator, **options)
