@@ -9,7 +9,6 @@ a whole run.
 
 import logging
 from typing import Any
-import warnings
 import weakref
 
 import jax
@@ -21,7 +20,7 @@ from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.run_checks import Kept
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.tuning.pilot import score_limit
-from numpyro_sgmcmc.utils.compat import stack_level
+from numpyro_sgmcmc.utils.compat import warn
 from numpyro_sgmcmc.utils.significance import worst
 from numpyro_sgmcmc.utils.wording import plain
 
@@ -90,9 +89,9 @@ def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> 
             f"{run.of_warm_up}."
         )
     if run.warnings:
-        warnings.warn(_text(run.warnings), stacklevel=stack_level())
+        warn(_text(run.warnings))
     elif run.unchecked:
-        warnings.warn(f"the draws are unchecked: {run.unchecked}.", stacklevel=stack_level())
+        warn(f"the draws are unchecked: {run.unchecked}.")
 
 
 def _text(lines: list[Line]) -> str:
