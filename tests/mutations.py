@@ -152,7 +152,7 @@ FAULTS = [
           "seek((place + (chunk > 0)) * self._row)", "test_checkpoints:grow"),
     Fault("averages: of all transitions", "segments", "self._kept(i + 1) > self._kept(i)", "self._kept(i + 1) > 0",
           "test_checkpoints:averages_in"),
-    Fault("averages: squares about the mean before", "averages", "left = jnp.where(counts, 1 - share, 0.0)",
+    Fault("averages: squares about the mean before", "segments", "left = jnp.where(counts, 1 - share, 0.0)",
           "left = jnp.where(counts, 1.0, 0.0)", "test_checkpoints:averages_in"),
     Fault("checkpoints: the state before its draws", "checkpointed", "Checkpoint(t, files[0].rows,",
           "Checkpoint(t, files[0].rows + 1,", "test_checkpoints:stopped"),
