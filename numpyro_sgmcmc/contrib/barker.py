@@ -80,11 +80,7 @@ class Barker(Dynamics):
 
 
 def upwards(g: jax.Array, w: jax.Array, variance: jax.Array) -> jax.Array:
-    """
-    The probability of a jump of +w for a gradient g with noise of this variance.
-
-    It is NaN for a gradient that is not finite, so that the step is refused.
-    """
+    """The probability of a jump of +w. It is NaN if g is not finite, so that the step is refused."""
     total = jnp.zeros_like(g)
     for weight, scale in zip(WEIGHTS, SCALES):
         left = jnp.maximum(scale**-2 - variance * w * w, 1e-12)

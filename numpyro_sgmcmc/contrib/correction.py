@@ -103,8 +103,12 @@ def corrected(
         A = _sandwich(run, draws, scores.values, key_more)
         what = "The covariance of the draws was made the sandwich H^-1 J H^-1, which is not that of the posterior"
     else:
-        _check_constant_steps(run)
-        law = None
+        h, law = run.step_sizes, None
+        if not np.allclose(h, h[:, -1:], rtol=1e-3, atol=0):
+            raise ValueError(
+                "corrected(mcmc): the step size changes during the run, so its draws do not have the same inflation. "
+                "Use weighted_summary(mcmc) or resample(mcmc, key), or a constant step_size."
+            )
         if not run.samples_other_coordinates:  # a prediction is for NumPyro's
             law = predicted(run, draws, scores.values, gradient_pairs(run, draws, key_more))
         if law is None or not np.isfinite(law.noise + law.step).all():
@@ -133,15 +137,6 @@ def corrected(
         done,
         dict(zip(draws.names, factors.tolist())),
     )
-
-
-def _check_constant_steps(run: Run) -> None:
-    h = run.step_sizes
-    if not np.allclose(h, h[:, -1:], rtol=1e-3, atol=0):
-        raise ValueError(
-            "corrected(mcmc): the step size changes during the run, so its draws do not have the same inflation. Use "
-            "weighted_summary(mcmc) or resample(mcmc, key), or a constant step_size."
-        )
 
 
 def _sandwich(run: Run, draws: Draws, g: np.ndarray, key: jax.Array) -> np.ndarray:

@@ -27,8 +27,7 @@ in h and for many coordinates, the variance of z increases by the relative amoun
 
 .. math:: \frac{x_j - \bar x}{D + \bar x},
 
-as with one thermostat for all coordinates (:class:`~numpyro_sgmcmc.SGNHT`), but without a thermostat that could grow
-too large. The increase is 0 if :math:`s_j^2 / M_j` is the same for all coordinates. This is the purpose of a mass
+as with one thermostat for all coordinates, but without a thermostat that could grow too large. It is 0 if
 :math:`M_j \propto s_j^2`.
 """
 
@@ -90,7 +89,6 @@ class Isokinetic(Dynamics):
 
     def reverse(self, phase: Phase, scale: Any) -> Phase:
         """The phase with u reversed; its length is 1 for any ``scale``."""
-        del scale
         return phase._replace(momentum=jax.tree.map(jnp.negative, phase.momentum))
 
     def inverse_mass(self, phase: Phase) -> Any:

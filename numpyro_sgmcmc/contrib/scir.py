@@ -64,7 +64,6 @@ class CoxIngersollRoss(Dynamics):
     integrators: ClassVar[Mapping[str, str]] = {"euler": "E", "exact": "E"}
 
     def largest_step(self, curvature: Any) -> Any:
-        del curvature
         return math.nan  # the warm-up cannot choose one
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
@@ -200,7 +199,6 @@ class SCIR(SGMCMC):
         return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
     def _check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
-        del state
         here, there = on_potential(partial(_counts_at_two_places, self.dynamics))(z)
         for name, b in here.items():
             b = np.asarray(b)
