@@ -85,14 +85,6 @@ class WithData:
         return {site: own[np.argmax(sizes[own])] for site, own in self.draws.by_site.items()}
 
 
-def gradient_facts(run: WithData) -> dict[str, Line]:
-    """A line without a check: the gradients that were evaluated."""
-    gradients, n = run.gradients, len(run.draws.flat)
-    bits = f", {', '.join(gradients.widened)} in 32 bits" * bool(gradients.widened)
-    shown = f"{n} draws, {'all rows' if gradients.whole else f'{gradients.rows} fresh rows'} each{bits}"
-    return {"looked_at": Line(n, shown, details={"passes": gradients.passes}, title="gradients evaluated")}
-
-
 def power(run: WithData) -> Power:
     """The errors that the identities would have shown in the worst global coordinate."""
     if run.identities is None:
@@ -101,6 +93,15 @@ def power(run: WithData) -> Power:
     inside = np.array([bool(plates[site]) for site in run.draws.sites])
     errors = np.stack([run.identities.shift_error, run.identities.inflation_error]) * run.limit
     return Power(*errors[:, ~inside | inside.all()].max(1).tolist())
+
+
+@CHECKS_WITH_DATA.add("gradients evaluated", (0, 0), "", "")
+def looked_at(run: WithData) -> Line:
+    """A line without a verdict."""
+    gradients, n = run.gradients, len(run.draws.flat)
+    bits = f", {', '.join(gradients.widened)} in 32 bits" * bool(gradients.widened)
+    shown = f"{n} draws, {'all rows' if gradients.whole else f'{gradients.rows} fresh rows'} each{bits}"
+    return Line(n, shown, details={"passes": gradients.passes})
 
 
 @CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)

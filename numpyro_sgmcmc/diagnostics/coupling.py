@@ -63,13 +63,11 @@ class AllRows(GradientEstimator):
     """The gradient over all rows, in chunks, at every step."""
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[()]:
-        del potential, z, rng_key
         return ()
 
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array
     ) -> Evaluation:
-        del gradient_state
         return Evaluation(potential.estimate(z, rows, rng_key), full_gradient(potential, z, rng_key), ())
 
 

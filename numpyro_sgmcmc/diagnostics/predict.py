@@ -95,9 +95,7 @@ def predict(
         400.0
     """
     model, values, weight = _draws_of(draws)
-    args = tuple(model_args or args)
-    kwargs = {**kwargs, **(model_kwargs or {})}
-    sites = PredictedSites(model, values, args, kwargs)
+    sites = PredictedSites(model, values, tuple(model_args or args), {**kwargs, **(model_kwargs or {})})
     mean, log_sum = sites.sums({name: values[name] for name in sites.latents}, jnp.asarray(weight))
     total = float(weight.sum())
     predictions = Predictions(

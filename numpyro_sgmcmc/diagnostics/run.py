@@ -108,9 +108,9 @@ class Run:
     def _arguments(self, args: tuple, kwargs: dict[str, Any], needed: bool) -> tuple[bool, tuple[tuple, dict]]:
         kept = tuple(self.mcmc._args or ()), dict(self.mcmc._kwargs or {})
         marks = RarelyChanging.unpacked(self.state.marks)
-        without = fingerprint((), {})
         if not (args or kwargs):
-            known = any(kept) or bool(np.isin(np.asarray(marks.fingerprint), (0, without)).all())
+            without_data = np.isin(np.asarray(marks.fingerprint), (0, fingerprint((), {})))
+            known = any(kept) or bool(without_data.all())
             if needed and not known:
                 raise ValueError(
                     f"{self.caller}(mcmc): the arguments of the run are not known any more, as after unpickling. Pass "
@@ -124,11 +124,6 @@ class Run:
                 "mcmc.run(...), transformed in the same way and with their rows in the same order."
             )
         return True, (args, kwargs)
-
-    @property
-    def knows_data(self) -> bool:
-        """Whether the arguments of the model are known, given or not."""
-        return self.has_data or bool(self.args or self.kwargs)
 
     @cached_property
     def potential(self) -> ModelPotential:
@@ -144,11 +139,6 @@ class Run:
     def samples_other_coordinates(self) -> bool:
         """Whether the chains move in other coordinates than NumPyro's unconstrained values."""
         return self.kernel.transforms is not None or not self.is_as_written
-
-    @property
-    def checks_draws(self) -> bool:
-        """Whether gradients at the draws have checked them while the run was sampling."""
-        return self.state.scores != ()
 
     @property
     def keeps_local_values(self) -> bool:
@@ -169,8 +159,7 @@ class Run:
 
     def compiled(self, fn: Callable, data: tuple[tuple, Mapping[str, Any]] | None = None) -> Callable:
         """``fn(potential, *rest)`` as a compiled function of ``rest``, for :attr:`potential` or for other ``data``."""
-        args, kwargs = (self.args, self.kwargs) if data is None else data
-        return self.kernel.compiled(fn, args, kwargs, values=True)
+        return self.kernel.compiled(fn, *(data or (self.args, self.kwargs)), values=True)
 
     def with_arguments(self) -> Any:
         """A copy of the ``MCMC`` that has the arguments of the model, which a run may have lost by pickling."""

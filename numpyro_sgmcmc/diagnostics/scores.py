@@ -148,8 +148,9 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
     # subtracting the mean of the draws loses 1 / ESS; no run determines a variance better than to 1 / ESS^1/2
     lost = 1 / effective(z)
     virial, inflation = x * s + lost, x * mixed - 1 + lost
+    # the error of the mean of a product with x, to first order that of x s - x E[s], as for a covariance
     virial_error, inflation_error = (
-        np.maximum(_error_of_product(x, by, product), np.sqrt(lost))
+        np.maximum(standard_error(product - x * by.mean((0, 1))), np.sqrt(lost))
         for by, product in ((s, virial), (mixed, inflation))
     )
     return Identities(
@@ -174,11 +175,3 @@ def _by_other_half(x: np.ndarray, s: np.ndarray) -> np.ndarray:
     halves = (part.reshape(-1, d) for part in (x[:, :half], x[:, half:]))
     first, second = (part.T @ part / len(part) for part in halves)
     return np.concatenate([s[:, :half] @ second, s[:, half:] @ first], 1)
-
-
-def _error_of_product(x: np.ndarray, s: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """
-    Standard error of the mean of x s, where x is the difference from the mean of the draws: to first order that of
-    x s - x E[s], as for a covariance.
-    """
-    return standard_error(product - x * s.mean((0, 1)))

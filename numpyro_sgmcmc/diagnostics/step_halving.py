@@ -104,7 +104,8 @@ def step_halving(
     kernel, plates = run.kernel, run.potential.plates
     if vary == "batch_size":
         _check_batches(plates, kernel.gradient)
-        change, factor = {"batch": 2}, _share_of_noise(plates)
+        # the noise of n rows over its reduction by 2 n, for the plate with the smallest share in a batch
+        change, factor = {"batch": 2}, 2 * (1 - min(plate.batch_size / plate.size for plate in plates.values()))
     else:
         change = {"step": 0.5, "longer": 2}
         factor = 1 / (1 - 2.0 ** -order(kernel, bool(plates)))
@@ -141,14 +142,6 @@ def _check_batches(plates: Any, gradient: Any) -> None:
                 f'vary="batch_size": twice the batch_size {plate.batch_size} of plate {name!r} is not below its '
                 f"{plate.size} rows. Compare with a run on all rows (batch_size={{}})."
             )
-
-
-def _share_of_noise(plates: Any) -> float:
-    """
-    The variance of the noise of n rows, over its reduction by 2 n, for the plate with the smallest share in a batch.
-    """
-    share = min(plate.batch_size / plate.size for plate in plates.values())
-    return 2 * (1 - share)
 
 
 def _compared(run: Run, coarse: Draws, fine: Draws, factor: float) -> dict[str, Line]:
