@@ -32,8 +32,7 @@ _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 class Collected:
     """
-    The numbers of a :class:`Monitor`, packed. When it is rebuilt from the arrays of a whole run, it becomes a monitor,
-    and the run is checked.
+    The numbers of a :class:`Monitor`, packed. Those of a whole run become a monitor, and the run is checked.
 
     :param int chains: number of chains in one vectorized state, otherwise 1.
     :param averages: the latent sites.
