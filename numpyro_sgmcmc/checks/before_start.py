@@ -6,7 +6,6 @@ it. Each error names the argument and a remedy. The checks at the end only warn.
 from collections.abc import Callable, Mapping
 import math
 from typing import Any
-import warnings
 
 import jax
 from jax import lax, random
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_value
 
-from numpyro_sgmcmc.checks.costs import warn_of_costs
 from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.structure import Structure
@@ -22,38 +20,51 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import independent_rows, is_contiguous
 from numpyro_sgmcmc.tuning.coordinates import blocks_of
 from numpyro_sgmcmc.tuning.warm_up import Settings
-from numpyro_sgmcmc.types import Adaptive, Dynamics, GradientEstimator, RowScheme, Sites
-from numpyro_sgmcmc.utils.compat import is_mapped, stack_level
+from numpyro_sgmcmc.types import Adaptive, RowScheme, Sites
+from numpyro_sgmcmc.utils.compat import is_mapped, warn
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites, is_key
 
 MOST_COORDINATES = 100_000  # the limit for choosing a step size: the moments of the warm-up take about 100 numbers each
 FEW_MOVES = 0.01  # a smaller share of accepted local moves cannot be chance, or a row that is unlike the others
 PROPOSALS = 300  # at least as many decide about it
+FEW = 1_000_000  # numbers that a step may use besides its minibatch: they take less than about a millisecond
+RATIO = 10  # rows of the plate over those of a minibatch, from which on all rows are many
 
 
 def check_before_start(
     kernel: str, chain: Any, potential: ModelPotential, rng_key: jax.Array, num_warmup: int, init_params: Any
 ) -> None:
     """Raises a ValueError for parts or a start that do not fit the model, or a warm-up that is missing."""
-    adapts = isinstance(chain.dynamics, Adaptive)
-    if adapts and num_warmup < 1:
+    if isinstance(chain.dynamics, Adaptive) and num_warmup < 1:
         raise ValueError(
             f"num_warmup={num_warmup}: {kernel} estimates its preconditioner in the first half of the warm-up. Give "
             "MCMC a num_warmup."
         )
+    inverse_mass = getattr(chain.dynamics, "inverse_mass_matrix", None)
+    if isinstance(inverse_mass, Mapping):
+        check_like_z("inverse_mass_matrix", inverse_mass, potential.prototype, scalars=True)
+    skew = getattr(chain.dynamics, "skew", None)
+    if skew is not None:
+        skew.check(potential.prototype)
     batched = not is_key(rng_key)
-    check_fits(chain.dynamics, chain.gradient, potential, len(rng_key) if batched else 1)
+    chain.gradient.check(potential, len(rng_key) if batched else 1)
     if GIBBS_SITES_KWARG not in potential.kwargs:
-        check_init_params(init_params, potential, batched)
-        check_init_strategy(chain.init_strategy, potential)
+        _check_init_params(init_params, potential, batched)
+        if getattr(chain.init_strategy, "func", None) is init_to_value:
+            values = chain.init_strategy.keywords.get("values", {})
+            _check_not_local("init_strategy=init_to_value", values, potential)
 
 
 def warn_before_run(potential: ModelPotential, rows: RowScheme) -> None:
     """All warnings of the model and its rows that need no values."""
-    warn_of_sites(potential.structure)
+    _warn_of_sites(potential.structure)
     warn_of_costs(potential)
-    warn_of_scales(potential)
-    warn_of_scattered_rows(potential, rows)
+    _warn_of_scales(potential)
+    if potential.sources and not is_contiguous(rows):
+        warn(
+            f"{potential.sources[0]!r} is on disk, and rows={rows!r} reads its rows one by one, which is several times "
+            "slower than in blocks. Put the rows into random order once and use rows=Reshuffled(contiguous=True)."
+        )
 
 
 def check_not_mapped(rng_key: Any) -> None:
@@ -82,19 +93,7 @@ def check_settings_fit(known: Settings | None, dense_mass: Any, prototype: Mappi
         )
 
 
-def check_fits(dynamics: Dynamics, gradient: GradientEstimator, potential: ModelPotential, num_chains: int) -> None:
-    """Raises a ValueError for parts of a kernel that do not fit the model."""
-    prototype = potential.prototype
-    inverse_mass = getattr(dynamics, "inverse_mass_matrix", None)
-    if isinstance(inverse_mass, Mapping):
-        check_like_z("inverse_mass_matrix", inverse_mass, prototype, scalars=True)
-    skew = getattr(dynamics, "skew", None)
-    if skew is not None:
-        skew.check(prototype)
-    gradient.check(potential, num_chains)
-
-
-def check_init_params(init_params: Any, potential: ModelPotential, batched: bool) -> None:
+def _check_init_params(init_params: Any, potential: ModelPotential, batched: bool) -> None:
     """Raises a ValueError for anything but unconstrained values by site, with an axis of chains if ``batched``."""
     if init_params is None:
         return
@@ -113,13 +112,8 @@ def check_init_params(init_params: Any, potential: ModelPotential, batched: bool
     check_sites("init_params", init_params, prototype, batched=batched)
 
 
-def check_init_strategy(init_strategy: Any, potential: ModelPotential) -> None:
-    """Raises a ValueError for an ``init_to_value`` that names a local site, whose value would not be used."""
-    if getattr(init_strategy, "func", None) is init_to_value:
-        _check_not_local("init_strategy=init_to_value", init_strategy.keywords.get("values", {}), potential)
-
-
 def _check_not_local(argument: str, values: Mapping[str, Any], potential: ModelPotential) -> None:
+    """Raises a ValueError for values of local sites, which would not be used."""
     unknown = values.keys() - potential.prototype.keys()
     if unknown and potential.draws_local_sites:
         raise ValueError(
@@ -151,13 +145,12 @@ def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> 
         )
 
 
-def warn_of_sites(structure: Structure) -> None:
+def _warn_of_sites(structure: Structure) -> None:
     """Warns of sites that are frozen, or left out of the draws."""
     for name in structure.frozen[:1]:
-        warnings.warn(
+        warn(
             f"param site {name!r} is frozen at its initial value: SG-MCMC updates latent sample "
-            "sites only. Give it a prior with numpyro.sample to infer it.",
-            stacklevel=stack_level(),
+            "sites only. Give it a prior with numpyro.sample to infer it."
         )
     for left_out, why in (
         (structure.left_out, "the rows of a minibatched plate but is outside it: its value would be of one minibatch"),
@@ -165,14 +158,34 @@ def warn_of_sites(structure: Structure) -> None:
     ):
         if left_out:
             names = ", ".join(map(repr, left_out))
-            warnings.warn(
+            warn(
                 f"deterministic site {names} depends on {why}. It is not collected. For its values on all rows use "
-                "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args).",
-                stacklevel=stack_level(),
+                "Predictive(kernel.model, mcmc.get_samples())(rng_key, *args)."
             )
 
 
-def warn_of_scales(potential: ModelPotential) -> None:
+def warn_of_costs(potential: ModelPotential) -> None:
+    """Warns of deterministic sites with a number for each row, and of data that are used before they are indexed."""
+    for name, (plate, size) in potential.structure.of_all_rows.items():
+        warn(
+            f"deterministic site {name!r} has a number for each of the {size} rows of plate {plate!r}, but is outside "
+            "of it, so every draw computes and keeps all. Move it into the plate, on data that are indexed by "
+            "its rows, x[rows]. Then it is not collected; Predictive(kernel.model, mcmc.get_samples()) computes it."
+        )
+    for plate, (size, n) in potential.plates.items():
+        uses = [use for use in potential.structure.whole if use.numbers > FEW and size in use.shape]
+        if size < RATIO * n or not uses:
+            continue
+        largest = max(uses, key=lambda use: use.numbers)
+        warn(
+            f"the model computes with all of {largest.argument}, of shape {largest.shape}, in every step, and not only "
+            f"with the {n} of {size} rows of a minibatch of plate {plate!r}. Index it by the rows first, inside the "
+            "plate: x[rows] @ w, not (x @ w)[rows]. What depends on the data alone, such as their mean, is best "
+            "computed before the run."
+        )
+
+
+def _warn_of_scales(potential: ModelPotential) -> None:
     """Warns of sites that the model scales by N / n, although NumPyro's plate does so already."""
     for name, site in potential.structure.sites.items():
         by_plates = math.prod(
@@ -181,21 +194,10 @@ def warn_of_scales(potential: ModelPotential) -> None:
         if by_plates < 1.01 or site.scale is None:  # one factor and two cannot be told apart
             continue
         if math.isclose(site.scale, by_plates**2, rel_tol=1e-3):
-            warnings.warn(
+            warn(
                 f"the model scales site {name!r} by {by_plates:.6g}, which is N / n of its minibatched plate. The "
-                f"plate does so already, so each row counts {by_plates:.6g} times. Leave handlers.scale out.",
-                stacklevel=stack_level(),
+                f"plate does so already, so each row counts {by_plates:.6g} times. Leave handlers.scale out."
             )
-
-
-def warn_of_scattered_rows(potential: ModelPotential, rows: RowScheme) -> None:
-    """Warns of rows on disk that are read one by one."""
-    if potential.sources and not is_contiguous(rows):
-        warnings.warn(
-            f"{potential.sources[0]!r} is on disk, and rows={rows!r} reads its rows one by one, which is several times "
-            "slower than in blocks. Put the rows into random order once and use rows=Reshuffled(contiguous=True).",
-            stacklevel=stack_level(),
-        )
 
 
 def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model: Any, z: Sites, rng_key: Any) -> None:
@@ -225,10 +227,9 @@ def warn_of_local_moves(on_potential: Callable, potential: ModelPotential, model
     if float(on_potential(share)(z, rng_key)) > FEW_MOVES:
         return
     names = " and ".join(map(repr, sites))
-    warnings.warn(
+    warn(
         f"{type(model.local).__name__}(step_size={model.local.step_size}) rejects nearly all of its moves of the local "
         f"site {names} at the start: at most {FEW_MOVES:.0%} are accepted, so the posterior of the other sites is "
         "wrong. Use a smaller step_size for the local moves, about the width of a local site given its row. If the "
-        "chains start far away, give init_params=. summary(mcmc, *model_args) shows the acceptance at the draws.",
-        stacklevel=stack_level(),
+        "chains start far away, give init_params=. summary(mcmc, *model_args) shows the acceptance at the draws."
     )

@@ -9,7 +9,6 @@ They cost one look at each array. Arrays on disk, or distributed over devices, a
 from collections.abc import Callable, Iterator, Mapping
 import math
 from typing import Any
-import warnings
 
 import jax
 from jax.core import Tracer
@@ -21,7 +20,7 @@ from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils import trees
-from numpyro_sgmcmc.utils.compat import stack_level
+from numpyro_sgmcmc.utils.compat import warn
 
 CHUNK = 2**22  # numbers that are looked at together
 
@@ -68,12 +67,11 @@ def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapp
                 f"return_inverse=True)[1]. If the model masks these elements, write jnp.clip(codes, 0, {size - 1})."
             )
         if low < 0 <= high:
-            warnings.warn(
+            warn(
                 f"{lookup.codes} has negative values, the smallest is {low}, and indexes an array with {size} elements "
                 f"(dimension {lookup.dim} of the shape {lookup.shape}). JAX counts them from its end, so -1 is the "
                 "last element. In codes of pandas -1 is a missing category: leave such rows out, or give them a "
-                "category of their own. If the model masks these elements, write jnp.maximum(codes, 0).",
-                stacklevel=stack_level(),
+                "category of their own. If the model masks these elements, write jnp.maximum(codes, 0)."
             )
 
 
@@ -92,11 +90,10 @@ def warn_of_values(potential: ModelPotential, model_args: tuple, model_kwargs: M
             inside = np.concatenate([np.asarray(site.support(part) | jnp.isnan(part)) for part in _parts(x)])
         wrong = np.flatnonzero(~inside.reshape(len(x), -1).all(1))
         if len(wrong):
-            warnings.warn(
+            warn(
                 f"site {name!r} observes values of {site.argument} that are outside the support of its distribution, "
                 f"{site.support!r}, in {len(wrong)} of {len(x)} rows; the first is row {wrong[0]}. Their density has "
-                "no meaning. Labels of K classes must be 0, ..., K - 1: np.unique(labels, return_inverse=True)[1].",
-                stacklevel=stack_level(),
+                "no meaning. Labels of K classes must be 0, ..., K - 1: np.unique(labels, return_inverse=True)[1]."
             )
 
 

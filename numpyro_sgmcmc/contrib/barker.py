@@ -28,7 +28,7 @@ is too large. The paper has one term, a = 1 / 1.702. The three terms here differ
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 from jax import random
@@ -44,7 +44,6 @@ from numpyro_sgmcmc.utils.validation import checked_inverse_mass
 SPREAD = 0.1  # sigma
 WEIGHTS = (0.226257, 0.597395, 0.176348)  # pi: the logistic distribution as a mixture of normals
 SCALES = (0.928046, 0.588707, 0.36853)  # a
-FLOWS = {"E": Flow("jump", needs_gradient=True, needs_key=True, moves=True, needs_variance=True)}
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,10 @@ class Barker(Dynamics):
 
     inverse_mass_matrix: Any = 1.0  # factor of the squared jumps: 1.0, a scalar, or a dict of diagonals like z
 
-    @property
-    def flows(self) -> Mapping[str, Flow]:
-        return FLOWS
-
-    @property
-    def integrators(self) -> Mapping[str, str]:
-        return {"euler": "E"}
+    flows: ClassVar[Mapping[str, Flow]] = {
+        "E": Flow("jump", needs_gradient=True, needs_key=True, moves=True, needs_variance=True)
+    }
+    integrators: ClassVar[Mapping[str, str]] = {"euler": "E"}
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.04 / curvature  # adds h / 2 to the relative variance, as for SGLD
@@ -84,15 +80,11 @@ class Barker(Dynamics):
 
 
 def upwards(g: jax.Array, w: jax.Array, variance: jax.Array) -> jax.Array:
-    """
-    The probability of a jump of +w for a gradient g with noise of this variance.
-
-    It is NaN for a gradient that is not finite, so that the step is refused.
-    """
+    """The probability of a jump of +w. It is NaN if g is not finite, so that the step is refused."""
     total = jnp.zeros_like(g)
     for weight, scale in zip(WEIGHTS, SCALES):
         left = jnp.maximum(scale**-2 - variance * w * w, 1e-12)
-        total = total + weight * norm.cdf(-g * w / jnp.sqrt(left))
+        total += weight * norm.cdf(-g * w / jnp.sqrt(left))
     return jnp.where(jnp.isfinite(g), total, jnp.nan)
 
 
@@ -151,11 +143,5 @@ class SGBarker(SGMCMC):
         "warm-up chooses it."
     )
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        inverse_mass_matrix: Any = None,
-        **options: Unpack[KernelOptions],
-    ):
+    def __init__(self, model: Any, *, inverse_mass_matrix: Any = None, **options: Unpack[KernelOptions]):
         super().__init__(model, Barker(checked_inverse_mass(inverse_mass_matrix)), "euler", **options)

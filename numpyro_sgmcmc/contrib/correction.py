@@ -13,7 +13,7 @@ r"""
   :math:`A = (H^{-1} J H^{-1})^{1/2}\, \Sigma^{-1/2}`. The result is not the posterior, so this is never the default.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from numpyro_sgmcmc.utils.validation import checked_choice
 ROWS = 20_000  # maximal number of rows from which J is estimated
 
 
-class Corrected(Mapping):
+class Corrected(dict[str, np.ndarray]):
     """
     Site -> corrected draws, constrained, shape ``(chains, draws, ...)``, as needed by ``az.from_dict``.
 
@@ -41,19 +41,11 @@ class Corrected(Mapping):
     """
 
     def __init__(self, draws: Mapping[str, np.ndarray], done: str, factors: Mapping[str, float]):
-        self._draws, self.done, self.factors = dict(draws), done, dict(factors)
-
-    def __getitem__(self, site: str) -> np.ndarray:
-        return self._draws[site]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._draws)
-
-    def __len__(self) -> int:
-        return len(self._draws)
+        super().__init__(draws)
+        self.done, self.factors = done, dict(factors)
 
     def __repr__(self) -> str:
-        return f"Corrected draws of {', '.join(self._draws)}. {self.done}"
+        return f"Corrected draws of {', '.join(self)}. {self.done}"
 
 
 def corrected(
@@ -111,16 +103,19 @@ def corrected(
         A = _sandwich(run, draws, scores.values, key_more)
         what = "The covariance of the draws was made the sandwich H^-1 J H^-1, which is not that of the posterior"
     else:
-        _check_constant_steps(run)
-        law = None
+        h, law = run.step_sizes, None
+        if not np.allclose(h, h[:, -1:], rtol=1e-3, atol=0):
+            raise ValueError(
+                "corrected(mcmc): the step size changes during the run, so its draws do not have the same inflation. "
+                "Use weighted_summary(mcmc) or resample(mcmc, key), or a constant step_size."
+            )
         if not run.samples_other_coordinates:  # a prediction is for NumPyro's
             law = predicted(run, draws, scores.values, gradient_pairs(run, draws, key_more))
         if law is None or not np.isfinite(law.noise + law.step).all():
             raise ValueError(
-                "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, "
-                "the integrator is not a word with normal noise, or the kernel samples coordinates of its own "
-                "(centering=False: those of the model). "
-                "Use a smaller step_size, or another kernel or integrator."
+                "corrected(mcmc): the inflation is not known, because the step is not stable for the posterior, the "
+                "integrator is not a word with normal noise, or the kernel samples coordinates of its own "
+                "(centering=False: those of the model). Use a smaller step_size, or another kernel or integrator."
             )
         A = law.rescale
         what = "Each mode was divided about the mean by the root of its predicted inflation"
@@ -142,15 +137,6 @@ def corrected(
         done,
         dict(zip(draws.names, factors.tolist())),
     )
-
-
-def _check_constant_steps(run: Run) -> None:
-    h = run.step_sizes
-    if not np.allclose(h, h[:, -1:], rtol=1e-3, atol=0):
-        raise ValueError(
-            "corrected(mcmc): the step size changes during the run, so its draws do not have the same inflation. Use "
-            "weighted_summary(mcmc) or resample(mcmc, key), or a constant step_size."
-        )
 
 
 def _sandwich(run: Run, draws: Draws, g: np.ndarray, key: jax.Array) -> np.ndarray:

@@ -27,15 +27,14 @@ in h and for many coordinates, the variance of z increases by the relative amoun
 
 .. math:: \frac{x_j - \bar x}{D + \bar x},
 
-as with one thermostat for all coordinates (:class:`~numpyro_sgmcmc.SGNHT`), but without a thermostat that could grow
-too large. The increase is 0 if :math:`s_j^2 / M_j` is the same for all coordinates. This is the purpose of a mass
+as with one thermostat for all coordinates, but without a thermostat that could grow too large. It is 0 if
 :math:`M_j \propto s_j^2`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 import math
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -70,13 +69,11 @@ class Isokinetic(Dynamics):
     inverse_mass_matrix: Any = 1.0
     by_noise: bool = False
 
+    integrators: ClassVar[Mapping[str, str]] = {}
+
     @property
     def flows(self) -> Mapping[str, Flow]:
         return {letter: flow._replace(needs_variance=self.by_noise) for letter, flow in FLOWS.items()}
-
-    @property
-    def integrators(self) -> Mapping[str, str]:
-        return {}
 
     def largest_step(self, curvature: Any) -> Any:
         return 0.3 / curvature**0.5
@@ -92,7 +89,6 @@ class Isokinetic(Dynamics):
 
     def reverse(self, phase: Phase, scale: Any) -> Phase:
         """The phase with u reversed; its length is 1 for any ``scale``."""
-        del scale
         return phase._replace(momentum=jax.tree.map(jnp.negative, phase.momentum))
 
     def inverse_mass(self, phase: Phase) -> Any:
@@ -206,11 +202,9 @@ class SGIsokinetic(SGMCMC):
         inverse_mass_matrix: Any = None,
         **options: Unpack[KernelOptions],
     ):
-        dynamics = Isokinetic(checked_rate("friction", friction))
-        if isinstance(inverse_mass_matrix, str) and inverse_mass_matrix == "noise":
-            dynamics = replace(dynamics, by_noise=True)
-        else:
-            dynamics = replace(dynamics, inverse_mass_matrix=checked_inverse_mass(inverse_mass_matrix))
+        by_noise = isinstance(inverse_mass_matrix, str) and inverse_mass_matrix == "noise"
+        mass = checked_inverse_mass(None if by_noise else inverse_mass_matrix)
+        dynamics = Isokinetic(checked_rate("friction", friction), mass, by_noise)
         if options.get("rows") is None:
             options["rows"] = WithoutReplacement()
         super().__init__(model, dynamics, integrator, **options)

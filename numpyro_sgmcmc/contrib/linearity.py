@@ -77,8 +77,7 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
     pair = [gradients(run, draws, key).values for key in keys]
     r2 = held_out(draws.z, *pair)
     lines = {}
-    for site in dict.fromkeys(draws.sites):
-        own = np.flatnonzero(np.asarray(draws.sites) == site)
+    for site, own in draws.by_site.items():
         worst = own[np.argmin(r2[own])]
         value = float(r2[worst])
         lines[site] = Line(

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 import math
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Sites
 from numpyro_sgmcmc.utils import noise
 from numpyro_sgmcmc.utils.validation import check_sites, checked_rates
 
-FLOWS = {"E": Flow("Cox-Ingersoll-Ross transition", needs_gradient=True, needs_key=True, moves=True)}
+TOLERANCE = 1e-3  # relative tolerance for a total count that must not change
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +58,12 @@ class CoxIngersollRoss(Dynamics):
     rate: Mapping[str, Any] = field(default_factory=dict)
     divided: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def flows(self) -> Mapping[str, Flow]:
-        return FLOWS
-
-    @property
-    def integrators(self) -> Mapping[str, str]:
-        return {"euler": "E", "exact": "E"}
+    flows: ClassVar[Mapping[str, Flow]] = {
+        "E": Flow("Cox-Ingersoll-Ross transition", needs_gradient=True, needs_key=True, moves=True)
+    }
+    integrators: ClassVar[Mapping[str, str]] = {"euler": "E", "exact": "E"}
 
     def largest_step(self, curvature: Any) -> Any:
-        del curvature
         return math.nan  # the warm-up cannot choose one
 
     def inflation(self, phase: Phase, h: jax.Array, variance: Any) -> Any:
@@ -99,9 +95,6 @@ class CoxIngersollRoss(Dynamics):
         return phase._replace(z=treedef.unflatten(moved))
 
 
-TOLERANCE = 1e-3  # relative tolerance for a total count that must not change
-
-
 class SCIR(SGMCMC):
     r"""
     Stochastic Cox-Ingersoll-Ross: steps without a discretisation error on the half-line and on the simplex, also near
@@ -121,10 +114,9 @@ class SCIR(SGMCMC):
     **On the simplex** the likelihood must be homogeneous in :math:`\pi`: :math:`p(x | c \pi) = c^n p(x | \pi)` with a
     constant n. The likelihood of :math:`\theta` is then :math:`s^n` times that of :math:`\pi`, where s is the sum of
     :math:`\theta`, and the distribution of :math:`\pi` is correct for any distribution of s. Categorical data and
-    multinomial counts have n = N.
-    Distributions that divide :math:`\pi` by its sum, such as mixtures, have n = 0, and their counts lack :math:`n
-    \pi_k`: add the number of counts with ``counts={site: N}``. Any number that keeps b positive is correct. Every other
-    likelihood, such as that of the words in a topic model, becomes homogeneous by
+    multinomial counts have n = N. Distributions that divide :math:`\pi` by its sum, such as mixtures, have n = 0, and
+    their counts lack :math:`n \pi_k`: add the number of counts with ``counts={site: N}``. Any number that keeps b
+    positive is correct. Every other likelihood, such as that of the words in a topic model, becomes homogeneous by
     ``p = p / p.sum(-1, keepdims=True)`` in the model.
 
     Sites are stored as :math:`\log \theta`, K values for K probabilities: :math:`\theta` itself is often smaller than
@@ -207,7 +199,6 @@ class SCIR(SGMCMC):
         return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
     def _check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
-        del state
         here, there = on_potential(partial(_counts_at_two_places, self.dynamics))(z)
         for name, b in here.items():
             b = np.asarray(b)
@@ -215,10 +206,9 @@ class SCIR(SGMCMC):
                 i = tuple(int(k) for k in np.argwhere(~(b > 0))[0])
                 raise ValueError(
                     f"the counts of site {name!r} are {b[i]:.6g} at {list(i)} at the start of the chain; SCIR needs "
-                    "them positive. If its likelihood divides by the sum, as in mixtures, give "
-                    f"counts={{{name!r}: N}} with "
-                    "the number of rows; if its conditional is a Gamma distribution with another rate than its prior, "
-                    "give rate=; otherwise use SGRLD(model, metric=ExpandedMean())."
+                    f"them positive. If its likelihood divides by the sum, as in mixtures, give counts={{{name!r}: N}} "
+                    "with the number of rows; if its conditional is a Gamma distribution with another rate than its "
+                    "prior, give rate=; otherwise use SGRLD(model, metric=ExpandedMean())."
                 )
         for name, (first, second) in there.items():
             first, second = np.asarray(first, float), np.asarray(second, float)

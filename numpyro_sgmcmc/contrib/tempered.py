@@ -22,6 +22,7 @@ energies is twice as large, so their correction is :math:`\delta^2\sigma^2`. Her
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -145,9 +146,8 @@ class Tempered(MCMCKernel):
         self.swap_batch_size = None if swap_batch_size is None else checked_count("swap_batch_size", swap_batch_size)
         if self.swap_batch_size == 1:
             raise ValueError("swap_batch_size=1: one row does not determine a variance. Give at least 2.")
-        self.kernel = kernel.replace(
-            chain=replace(kernel.chain, gradient=TemperedGradient(kernel.gradient), checked=False)
-        )
+        chain = replace(kernel.chain, gradient=TemperedGradient(kernel.gradient), checked=False)
+        self.kernel = kernel.replace(chain=chain)
 
     @property
     def model(self) -> full_rows:
@@ -193,9 +193,8 @@ class Tempered(MCMCKernel):
                 name: jnp.repeat(jnp.asarray(x) if chains else jnp.asarray(x)[None], R, axis=0)
                 for name, x in init_params.items()
             }
-        flat = self.kernel.init(
-            keys[..., 1:, :].reshape(-1, keys.shape[-1]), num_warmup, init_params, model_args, model_kwargs
-        )
+        replica_keys = keys[..., 1:, :].reshape(-1, keys.shape[-1])
+        flat = self.kernel.init(replica_keys, num_warmup, init_params, model_args, model_kwargs)
         replicas = _folded(flat, chains, R)
         # zeros that are mapped like the chains, so that NumPyro's buffers fit from the start
         zero = 0 * replicas.refused
@@ -231,7 +230,7 @@ class Tempered(MCMCKernel):
         tried = level < R - 1
         level = jnp.where(tried, level, 0)
         colder, hotter = state.holder[level], state.holder[level + 1]
-        pair = _of(state.replicas.z, colder), _of(state.replicas.z, hotter)
+        pair = (jax.tree.map(itemgetter(at), state.replicas.z) for at in (colder, hotter))
         # each pair has its own rows: noise common to several pairs would need a joint correction
         difference, variance = jax.vmap(partial(self._compared, potential))(random.split(key_rows, R // 2), *pair)
         log_ratio = log_exchange(betas[level] - betas[level + 1], difference, variance)
@@ -278,14 +277,8 @@ class Tempered(MCMCKernel):
 
 
 def log_exchange(delta: jax.Array, difference: jax.Array, variance: jax.Array) -> jax.Array:
-    """
-    The logarithm of the acceptance ratio of an exchange, for ``delta`` = beta - beta' and an estimate of U(z) - U(z').
-    """
+    """The log of the acceptance ratio, for ``delta`` = beta - beta' and an estimate of U(z) - U(z')."""
     return delta * difference - 0.5 * delta**2 * variance
-
-
-def _of(tree: Any, replicas: jax.Array) -> Any:
-    return jax.tree.map(lambda x: x[replicas], tree)
 
 
 def _folded(flat: SGMCMCState, chains: tuple[int, ...], R: int) -> SGMCMCState:
@@ -297,9 +290,8 @@ def _at_temperatures(replicas: SGMCMCState, betas: jax.Array) -> SGMCMCState:
     before = replicas.gradient_state
     betas = betas.astype(before.beta.dtype)
     factor = betas / before.beta
-    gradient = jax.tree.map(
-        lambda g: g * factor.reshape(factor.shape + (1,) * (g.ndim - factor.ndim)), replicas.gradient
-    )
+    rescaled = lambda g: g * factor.reshape(factor.shape + (1,) * (g.ndim - factor.ndim))  # noqa: E731
+    gradient = jax.tree.map(rescaled, replicas.gradient)
     return replicas._replace(gradient=gradient, gradient_state=before._replace(beta=betas))
 
 
@@ -314,8 +306,7 @@ def _check_kernel(kernel: Any) -> None:
         )
     if kernel.chain.centering:
         raise ValueError(f"Tempered exchanges positions as the model is written. Leave centering= of {name} out.")
-    adapts = isinstance(kernel.dynamics, (Adaptive, Thermostatted)) or kernel.integrator.needs_variance
-    if adapts:
+    if isinstance(kernel.dynamics, (Adaptive, Thermostatted)) or kernel.integrator.needs_variance:
         raise ValueError(
             f"Tempered does not work with {name} and integrator={kernel.integrator}: part of its state depends on the "
             "temperature. Use SGLD, or SGHMC with a word that needs no variance."

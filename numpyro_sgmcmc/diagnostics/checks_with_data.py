@@ -82,17 +82,7 @@ class WithData:
 
     def by_site(self, sizes: np.ndarray) -> dict[str, int]:
         """The coordinate of each site where these numbers are largest."""
-        sites = np.asarray(self.draws.sites)
-        index = {site: np.flatnonzero(sites == site) for site in dict.fromkeys(self.draws.sites)}
-        return {site: own[np.argmax(sizes[own])] for site, own in index.items()}
-
-
-def gradient_facts(run: WithData) -> dict[str, Line]:
-    """A line without a check: the gradients that were evaluated."""
-    gradients, n = run.gradients, len(run.draws.flat)
-    bits = f", {', '.join(gradients.widened)} in 32 bits" * bool(gradients.widened)
-    shown = f"{n} draws, {'all rows' if gradients.whole else f'{gradients.rows} fresh rows'} each{bits}"
-    return {"looked_at": Line(n, shown, details={"passes": gradients.passes}, title="gradients evaluated")}
+        return {site: own[np.argmax(sizes[own])] for site, own in self.draws.by_site.items()}
 
 
 def power(run: WithData) -> Power:
@@ -103,6 +93,15 @@ def power(run: WithData) -> Power:
     inside = np.array([bool(plates[site]) for site in run.draws.sites])
     errors = np.stack([run.identities.shift_error, run.identities.inflation_error]) * run.limit
     return Power(*errors[:, ~inside | inside.all()].max(1).tolist())
+
+
+@CHECKS_WITH_DATA.add("gradients evaluated", (0, 0), "", "")
+def looked_at(run: WithData) -> Line:
+    """A line without a verdict."""
+    gradients, n = run.gradients, len(run.draws.flat)
+    bits = f", {', '.join(gradients.widened)} in 32 bits" * bool(gradients.widened)
+    shown = f"{n} draws, {'all rows' if gradients.whole else f'{gradients.rows} fresh rows'} each{bits}"
+    return Line(n, shown, details={"passes": gradients.passes})
 
 
 @CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)
@@ -179,10 +178,10 @@ def _identity(
 def configurational_temperature(run: WithData) -> Line | None:
     if run.identities is None:
         return None
-    z, g, ess, sites = run.draws.z, run.gradients.values, run.ess, np.asarray(run.draws.sites)
+    z, g, ess = run.draws.z, run.gradients.values, run.ess
     product = (z - z.mean((0, 1))) * (g - g.mean((0, 1))) + 1 / ess  # see identities
     line = deviation_from_1(product.mean(-1), least=float(np.sqrt((1 / ess).sum()) / len(ess)))
-    by_site = {site: float(product[..., sites == site].mean()) for site in dict.fromkeys(run.draws.sites)}
+    by_site = {site: float(product[..., own].mean()) for site, own in run.draws.by_site.items()}
     return line._replace(details={**line.details, "by_site": by_site})
 
 

@@ -10,14 +10,15 @@ between the quantiles at :math:`p \pm \mathrm{se}(\hat p)`, where :math:`\hat p`
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.draws import check_draws
+from numpyro_sgmcmc.diagnostics.pictures import comparison_picture
 from numpyro_sgmcmc.diagnostics.table import Table
-from numpyro_sgmcmc.diagnostics.table_pictures import comparison_picture
 from numpyro_sgmcmc.report.check import UNCERTAIN, Line
 from numpyro_sgmcmc.report.run_checks import MIXED
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, r_hat, standard_error
@@ -77,7 +78,7 @@ def compare(idata: Any, reference: Any) -> Table:
                 f"the sites of {side} have different numbers of chains or draws: {shapes}. The first two dimensions "
                 "must be those of chains and draws: mcmc.get_samples(group_by_chain=True)."
             )
-    tests = sum(int(np.prod(ours[name].shape[2:])) for name in common) * (2 + len(QUANTILES))
+    tests = sum(int(np.prod(ours[name].shape[2:])) for name in common) * len(STATISTICS)
     lines = {name: _line(ours[name], theirs[name], tests) for name in common}
     alone = sorted(set(ours) ^ set(theirs))
     read = (f"{side}: {'{} x {}'.format(*draws[common[0]].shape)} draws" for side, draws in sides)
@@ -115,13 +116,14 @@ def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     sd = np.maximum(theirs.std((0, 1)), 1e-300)
     details: dict[str, Any] = {}
     worst = ("ok", 0.0, "", 0.0)
-    for key, (statistic, kind) in _statistics().items():
+    for key, statistic in STATISTICS.items():
         (first, e1), (second, e2) = statistic(ours), statistic(theirs)
         error, value = np.hypot(e1, e2) / sd, (first - second) / sd
         details |= {key: value, f"{key}_error": error}
+        tolerance = TOLERANCE.get(key, TOLERANCE["quantile"])
         for index in np.ndindex(*value.shape):
             size = abs(float(value[index]))
-            verdict = graded(size, *TOLERANCE[kind]) if not size <= limit[index] * error[index] else "ok"
+            verdict = graded(size, *tolerance) if not size <= limit[index] * error[index] else "ok"
             where = f"{key}{list(index)}" if index else key
             worst = max(worst, (verdict, size, where, float(error[index])), key=lambda w: (ORDER.index(w[0]), w[1]))
     verdict, size, where, error = worst
@@ -146,11 +148,6 @@ def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     return Line(size, shown, "mean .1, sd .05, quantiles .15", verdict, advice, details)
 
 
-def _statistics() -> dict[str, Any]:
-    quantiles = {f"{p:.0%}": (lambda x, p=p: _quantile(x, p), "quantile") for p in QUANTILES}
-    return {"mean": (_mean, "mean"), "sd": (_sd, "sd"), **quantiles}
-
-
 def _mean(x: np.ndarray) -> tuple:
     return x.mean((0, 1)), standard_error(x)
 
@@ -168,3 +165,6 @@ def _quantile(x: np.ndarray, p: float) -> tuple:
     ends = ([np.quantile(column, np.clip(p + sign * e, 0, 1)) for column, e in pairs] for sign in (-1, 1))
     low, high = (np.reshape(end, np.shape(q)) for end in ends)
     return q, (high - low) / 2
+
+
+STATISTICS = {"mean": _mean, "sd": _sd} | {f"{p:.0%}": partial(_quantile, p=p) for p in QUANTILES}

@@ -13,7 +13,7 @@ from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.diagnostics.run import Run
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
 from numpyro_sgmcmc.schedules import Constant
@@ -67,9 +67,9 @@ def last_step(run: Run) -> float:
 
 
 def continue_chains(
-    run: Run, kernel: SGMCMC, states: list[SGMCMCState], num_samples: int, rng_key: jax.Array
-) -> np.ndarray:
-    """Draws of each chain as NumPyro's unconstrained values, raveled, shape ``(chains, num_samples, d)``."""
+    run: Run, kernel: SGMCMC, states: list[SGMCMCState], num_warmup: int, num_samples: int, rng_key: jax.Array
+) -> Draws:
+    """Draws of each chain after ``num_warmup`` others, as NumPyro's unconstrained values."""
     keys = random.split(rng_key, len(states))
     if not jnp.issubdtype(states[0].rng_key.dtype, jax.dtypes.prng_key) and keys.dtype != jnp.uint32:
         keys = random.key_data(keys)
@@ -88,11 +88,13 @@ def continue_chains(
             state = chains.transition(state, fingerprint=0)
             return state, jax.vmap(values_of)(state.z) if state.i.ndim else values_of(state.z)
 
-        return lax.scan(next_draw, state, None, length=num_samples)[1]
+        return lax.scan(next_draw, state, None, length=num_warmup + num_samples)[1]
 
     draw = kernel.compiled(draws, run.args, run.kwargs)
     states = [state._replace(rng_key=key) for state, key in zip(states, keys)]
     if run.warm_up is not None or len(states) == 1:
-        return np.stack([np.asarray(draw(state), float) for state in states])
-    together = jax.tree.map(lambda *x: jnp.stack(x), *states)._replace(settings=states[0].settings)
-    return np.asarray(draw(together), float).swapaxes(0, 1)
+        z = np.stack([np.asarray(draw(state), float) for state in states])
+    else:
+        together = jax.tree.map(lambda *x: jnp.stack(x), *states)._replace(settings=states[0].settings)
+        z = np.asarray(draw(together), float).swapaxes(0, 1)
+    return Draws.of_sites(z[:, num_warmup:], run.potential.prototype)

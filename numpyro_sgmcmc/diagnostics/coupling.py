@@ -25,10 +25,10 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, with_changes
-from numpyro_sgmcmc.diagnostics.run import Run, TooFewDraws, coordinate_names
+from numpyro_sgmcmc.diagnostics.pictures import coupling_picture
+from numpyro_sgmcmc.diagnostics.run import Draws, Run, TooFewDraws
 from numpyro_sgmcmc.diagnostics.scores import ALL_ROWS
 from numpyro_sgmcmc.diagnostics.table import Table
-from numpyro_sgmcmc.diagnostics.table_pictures import coupling_picture
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.gradients.control_variate import ControlVariate
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
@@ -63,13 +63,11 @@ class AllRows(GradientEstimator):
     """The gradient over all rows, in chunks, at every step."""
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[()]:
-        del potential, z, rng_key
         return ()
 
     def evaluate(
         self, potential: Potential, z: Sites, rows: Rows, gradient_state: Any, rng_key: jax.Array
     ) -> Evaluation:
-        del gradient_state
         return Evaluation(potential.estimate(z, rows, rng_key), full_gradient(potential, z, rng_key), ())
 
 
@@ -132,7 +130,7 @@ def couple(
     """
     run = Run(mcmc, model_args, model_kwargs, "couple", continues=True)
     check_key(rng_key, "couple(mcmc, jax.random.key(0), *model_args)")
-    kernel, prototype = run.kernel, run.potential.prototype
+    kernel = run.kernel
     if run.keeps_local_values:
         raise ValueError(
             'couple(mcmc): local= has start="previous", and a partner with another gradient cannot continue from the '
@@ -161,17 +159,14 @@ def couple(
     else:
         draws = run.draws(4000)
         dtype = jax.tree.leaves(states[0].z)[0].dtype
-        centre = unraveler(prototype)(jnp.asarray(draws.flat.mean(0), dtype))
+        centre = unraveler(run.potential.prototype)(jnp.asarray(draws.flat.mean(0), dtype))
         estimator = ControlVariate(centre)
         start = run.compiled(lambda potential, key: estimator.start(potential, centre, key))
         partner, partners = _with_gradient(same, states, estimator, [start(rng_key)] * len(states))
-    total = left_out + kept
     # the same key for both, so that they have the same rows and the same noise
-    x = continue_chains(run, same, states, total, rng_key)[:, left_out:]
-    y = continue_chains(run, partner, partners, total, rng_key)[:, left_out:]
-    names, sites = coordinate_names(prototype)
-    shapes = {site: prototype[site].shape for site in dict.fromkeys(sites)}
-    return _bounds(x, y, names, np.asarray(sites), shapes, run.use.less_noise)
+    x = continue_chains(run, same, states, left_out, kept, rng_key)
+    y = continue_chains(run, partner, partners, left_out, kept, rng_key)
+    return _bounds(run, x, y)
 
 
 def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, gradient_states: list) -> tuple:
@@ -183,27 +178,26 @@ def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, g
     return kernel.replace(chain=replace(kernel.chain, gradient=estimator)), changed
 
 
-def _bounds(x: np.ndarray, y: np.ndarray, names: tuple, sites: np.ndarray, shapes: dict, remedy: str) -> Coupled:
-    bound, lower, joint = distances(x, y)
-    sd = np.maximum(y.std((0, 1)), 1e-300)
+def _bounds(run: Run, x: Draws, y: Draws) -> Coupled:
+    bound, lower, joint = distances(x.z, y.z)
+    sd = np.maximum(y.z.std((0, 1)), 1e-300)
     bound, lower = np.nan_to_num(bound / sd, nan=np.inf), np.nan_to_num(lower / sd, nan=np.inf)
-    lines, by_site, lower_by_site = {}, {}, {}
-    for site, shape in shapes.items():
-        own = np.flatnonzero(sites == site)
-        by_site[site], lower_by_site[site] = bound[own].reshape(shape), lower[own].reshape(shape)
-        verdicts = ["ok" if bound[j] <= CLOSE else "wrong" if lower[j] > FAR else "doubtful" for j in own]
-        worst = own[max(range(len(own)), key=lambda k: (ORDER.index(verdicts[k]), bound[own[k]]))]
+    verdicts = ["ok" if b <= CLOSE else "wrong" if least > FAR else "doubtful" for b, least in zip(bound, lower)]
+    lines = {}
+    for site, own in x.by_site.items():
+        shape = run.potential.prototype[site].shape
+        worst = max(own, key=lambda j: (ORDER.index(verdicts[j]), bound[j]))
         lines[site] = Line(
             float(bound[worst]),
-            f"{lower[worst]:.3f} to {bound[worst]:.3f} at {names[worst]}",
+            f"{lower[worst]:.3f} to {bound[worst]:.3f} at {x.names[worst]}",
             f"<= {CLOSE}",
-            max(verdicts, key=ORDER.index),
-            f"minibatch noise moves the draws by up to so many sds. Use {remedy}",
-            {"bound": by_site[site], "lower": lower_by_site[site]},
+            verdicts[worst],
+            f"minibatch noise moves the draws by up to so many sds. Use {run.use.less_noise}",
+            {"bound": bound[own].reshape(shape), "lower": lower[own].reshape(shape)},
         )
     table = Coupled("Distance to the draws with exact gradients, in sds", lines, picture=coupling_picture)
-    table.bound, table.lower, table.joint = by_site, lower_by_site, joint
-    table.trace = np.sqrt(((x - y) ** 2).sum(-1))
+    table.bound, table.lower = ({site: line.details[key] for site, line in lines.items()} for key in ("bound", "lower"))
+    table.joint, table.trace = joint, np.sqrt(((x.z - y.z) ** 2).sum(-1))
     return table
 
 

@@ -110,11 +110,9 @@ def _maps(dynamics: Any, integrator: Any, h: float, curvature: np.ndarray, therm
 
     m = 1 + second + carries
     rest, key = jnp.zeros((m, d)), random.key(0)
-    mean = lambda u, e: step(u, e, key)  # noqa: E731
-    units = [rest.at[k].set(1.0) for k in range(m)]
-    columns = [jax.jvp(lambda u: mean(u, zero), (rest,), (unit,))[1] for unit in units]
-    M = jnp.moveaxis(jnp.stack(columns, 1), -1, 0)
-    G = jax.jvp(lambda e: mean(rest, e), (zero,), (jnp.ones(d),))[1].T
+    _, linear = jax.linearize(lambda u, e: step(u, e, key), rest, zero)
+    M = jnp.moveaxis(jnp.stack([linear(rest.at[k].set(1.0), zero) for k in range(m)], 1), -1, 0)
+    G = linear(rest, jnp.ones(d)).T
     draws = sum(integrator.flows[letter].needs_noise for letter in integrator.word)
     keys = random.split(key, TRIES * draws)
     tried = jnp.stack([step(rest, zero, k) for k in keys])  # the effect of the noise alone

@@ -44,6 +44,7 @@ from numpyro_sgmcmc.utils.workarounds.in_place import read_at
 PLACES = 100  # draws of the run, each with a minibatch of its own
 VISITS = 40  # at most so many visits to a row with a stored value
 OF_A_FUNCTION = 0.3, 0.99  # bounds of s, if a function returns the starts
+SMALLER = "Use a smaller step_size than {run.local.step_size:g}"
 
 LOCAL_CHECKS = Checks()
 
@@ -143,12 +144,9 @@ def local_memory(run: WithLocal) -> Line:
 
 def _products(plates, *pairs):
     """
-    Means over the rows of the squared difference of the starts, of its product with that of the ends, and of the sizes
-    of both differences, shape ``(4, coordinates)``. In the first two, rows whose starts differ by more than the median
-    are divided by this difference, so that one start in the tail of its prior does not decide.
-
-    :param plates: number of axes of the plates.
-    :param pairs: two starts, and two ends.
+    Means over the rows of the squared difference of two starts, of its product with that of the two ends, and of the
+    sizes of both differences, shape ``(4, coordinates)``. In the first two, rows whose starts differ by more than the
+    median are divided by this difference, so that one start in the tail of its prior does not decide.
     """
     differences = (jnp.subtract(*(x.astype(jnp.result_type(float)) for x in pair)) for pair in pairs)
     starts, ends = (x.reshape(math.prod(x.shape[:plates]), -1) for x in differences)
@@ -184,12 +182,7 @@ def _memory(local, products, more):
     )
 
 
-@LOCAL_CHECKS.add(
-    "rows whose local moves are all rejected",
-    VARIANCE,
-    "<= {0:.0%}",
-    "Use a smaller step_size than {run.local.step_size:g}",
-)
+@LOCAL_CHECKS.add("rows whose local moves are all rejected", VARIANCE, "<= {0:.0%}", SMALLER)
 def local_moves(run: WithLocal) -> Line | None:
     if not makes_moves(run.run.kernel.sampled_model):
         return None

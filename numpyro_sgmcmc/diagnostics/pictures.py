@@ -1,6 +1,6 @@
 """
-Pictures of what a run has kept, on Matplotlib axes, which they return; by default they make new ones. Matplotlib is an
-extra: ``pip install "numpyro_sgmcmc[examples]"``. The results of diagnostics have a method ``plot``.
+Pictures of runs and of tables on Matplotlib axes, which they return; by default they make new ones. Matplotlib is an
+extra: ``pip install "numpyro_sgmcmc[examples]"``. Those of tables are what their method ``plot`` draws.
 """
 
 from typing import Any
@@ -12,10 +12,26 @@ from numpyro.infer import MCMC
 from numpyro_sgmcmc.diagnostics.draws import latent_draws
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Run
-from numpyro_sgmcmc.diagnostics.table_pictures import axes_of
+from numpyro_sgmcmc.diagnostics.table import SITES, Table
 from numpyro_sgmcmc.utils.html import COLOURS
+from numpyro_sgmcmc.utils.significance import MEAN, ORDER, VARIANCE
 
 __all__ = ["plot_noise_spectrum", "plot_trace"]
+
+WRONG, GREY = COLOURS["wrong"], "#999999"
+
+
+def axes_of(ax: Any, rows: int = 1, columns: int = 1, height: float = 2.0) -> Any:
+    """The axes that are given, or those of a new figure."""
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('plots need matplotlib: pip install "numpyro_sgmcmc[examples]"') from error
+    size = {"figsize": (6.4, height * rows + 2.0), "layout": "constrained"}
+    _, axes = plt.subplots(rows, columns, squeeze=False, sharex=columns == 1, sharey=columns > 1, **size)
+    return axes.ravel() if axes.size > 1 else axes[0, 0]
 
 
 def plot_trace(mcmc: MCMC, site: str, axes: Any = None) -> Any:
@@ -62,6 +78,73 @@ def plot_noise_spectrum(mcmc: MCMC, *model_args: Any, ax: Any = None, pairs: int
     values = np.linalg.svd(noise, compute_uv=False) ** 2 / len(noise)
     ax = axes_of(ax)
     ax.semilogy(np.arange(1, len(values) + 1), np.maximum(values, 1e-30), "o-", ms=3, color=COLOURS["ok"])
-    ax.set_xlabel("eigenvalue")
-    ax.set_ylabel("variance of the gradient noise")
+    ax.set(xlabel="eigenvalue", ylabel="variance of the gradient noise")
+    return ax
+
+
+def summary_picture(table: Table, axes: Any = None) -> Any:
+    """
+    The errors of mean and variance in the worst coordinate of each site, with the intervals that the check leaves. An
+    interval inside the grey band excludes an error that matters.
+    """
+    if not table.by_site:
+        raise ValueError("a picture needs finite gradients at the draws. Give summary the data: summary(mcmc, *data).")
+    order = sorted(table.by_site, key=lambda site: -ORDER.index(table.by_site[site]["verdict"]))[:SITES]
+    axes = axes_of(axes, columns=2, height=0.25 * len(order))
+    kinds = ("score", MEAN, "error of the mean, in sds"), ("virial", VARIANCE, "relative error of the variance")
+    for ax, (key, (allowed, _), label) in zip(axes, kinds):
+        for place, site in enumerate(order):
+            numbers = table[key]["by_site"][site]
+            error, colour = numbers["bound_z"] * numbers["effect_error"], COLOURS[numbers["verdict"]]
+            ax.errorbar(numbers["effect"], place, xerr=error, fmt="o", ms=4, color=colour)
+        ax.axvspan(-allowed, allowed, color=GREY, alpha=0.2, lw=0)
+        ax.axvline(0, color=GREY, lw=0.8)
+        ax.set_xlabel(label)
+    axes[0].set(yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
+    axes[0].set_title("sites, by their worst coordinates", loc="left", fontsize="medium")
+    return axes
+
+
+def halving_picture(table: Table, ax: Any = None, of: str = "sd") -> Any:
+    """
+    The change of a mean or an sd from its value at h, in sds, against the step size: at h, at h / 2, and extrapolated
+    to 0.
+    """
+    if of not in ("mean", "sd"):
+        raise ValueError(f"of={of!r} must be 'mean' or 'sd'.")
+    ax = axes_of(ax)
+    for site, line in table.items():
+        sd, value = np.ravel(line["sd"]), np.ravel(line[of])
+        far = np.ravel(line[f"extrapolated_{of}"]) - value
+        change, error = np.ravel(line[f"{of}_change"]), np.ravel(line[f"{of}_error"])
+        colour = COLOURS[line["verdict"]]
+        for k in range(len(sd)):
+            ax.plot([1, 0.5], [0, change[k]], "o-", color=colour, ms=4, label=site if k == 0 else None)
+            ax.errorbar([0.5], [change[k]], [error[k]], color=colour, capsize=2)
+            ax.plot([0.5, 0], [change[k], far[k] / sd[k]], "o:", color=colour, ms=4, mfc="white")
+    ax.axhline(0, color=GREY, lw=0.8)
+    ax.set(xlabel="step size, or noise, over that of the run", ylabel=f"change of the {of}, in sds")
+    return ax
+
+
+def coupling_picture(table: Any, ax: Any = None) -> Any:
+    """The distance between the coupled chains at each draw."""
+    ax = axes_of(ax)
+    for chain in table.trace:
+        ax.semilogy(np.maximum(chain, 1e-30), lw=0.6, alpha=0.7)
+    ax.axhline(max(table.joint, 1e-30), color=WRONG, label="bound")
+    ax.set(xlabel="draw", ylabel="distance of the pair")
+    ax.legend(frameon=False)
+    return ax
+
+
+def comparison_picture(table: Table, ax: Any = None) -> Any:
+    """Errors of means against errors of sds, with their standard errors."""
+    ax = axes_of(ax)
+    for site, line in table.items():
+        x, y, dx, dy = (np.ravel(line[key]) for key in ("mean", "sd", "mean_error", "sd_error"))
+        ax.errorbar(x, y, dy, dx, fmt="o", ms=3, color=COLOURS[line["verdict"]], lw=0.8, label=site)
+    ax.axhline(0, color=GREY, lw=0.8)
+    ax.axvline(0, color=GREY, lw=0.8)
+    ax.set(xlabel="error of the mean, in sds", ylabel="relative error of the sd")
     return ax

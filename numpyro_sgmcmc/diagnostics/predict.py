@@ -95,15 +95,8 @@ def predict(
         400.0
     """
     model, values, weight = _draws_of(draws)
-    args = tuple(model_args or args)
-    kwargs = {**kwargs, **(model_kwargs or {})}
-    sites = PredictedSites(model, values, args, kwargs)
-    latents = {name: values[name] for name in sites.latents}
-    parts = []
-    for rows, length in sites.chunks():
-        sums = jax.tree.map(np.asarray, sites.sums(latents, rows, jnp.asarray(weight)))
-        parts.append(sites.cut(sums, length))
-    mean, log_sum = sites.joined(parts)
+    sites = PredictedSites(model, values, tuple(model_args or args), {**kwargs, **(model_kwargs or {})})
+    mean, log_sum = sites.sums({name: values[name] for name in sites.latents}, jnp.asarray(weight))
     total = float(weight.sum())
     predictions = Predictions(
         {name: x / total for name, x in mean.items()},

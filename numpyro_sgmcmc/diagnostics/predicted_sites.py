@@ -1,6 +1,6 @@
 """A model's predictions for each row, summed over the draws, in chunks of rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,9 +24,9 @@ class PredictedSites:
 
     def __init__(self, model: Any, values: Mapping[str, jax.Array], args: tuple, kwargs: Mapping[str, Any]):
         self.model = model
-        self.sums = on_data(self._sums, args, kwargs)  # a function of latents, rows and weights
+        self._sums_of = on_data(self._sums, args, kwargs)  # a function of latents, rows and weights
         self.latents: tuple[str, ...] = ()
-        self.axes: dict[str, dict[str, int]] = {"mean": {}, "log": {}}
+        self.axes: dict[str, int] = {}  # site -> the axis of the rows that are split into chunks
         self.plate, self.size, self.length = "", 0, 0
         draw = {name: x[0] for name, x in values.items()}
         on_data(lambda args, kwargs: self._look(draw, args, kwargs), args, kwargs)()
@@ -66,14 +66,12 @@ class PredictedSites:
         given = handlers.substitute(handlers.seed(handler, key), substitute_fn=only)
         return handlers.trace(given).get_trace(*args, **kwargs)
 
-    def chunks(self) -> list[tuple[dict, int]]:
-        """The rows of each chunk, all of the same length, and how many of them are not padding."""
-        if not self.plate:
-            return [({}, 0)]
-        numbers = np.arange(self.size, dtype=np.int32)
-        length = min(self.length, self.size)
-        parts = [numbers[first : first + length] for first in range(0, self.size, length)]
-        return [({self.plate: jnp.asarray(np.resize(part, length))}, len(part)) for part in parts]
+    def sums(self, latents: Mapping[str, jax.Array], weight: jax.Array) -> list[dict[str, np.ndarray]]:
+        """For all rows, the weighted sums of the means, and the logs of the weighted sums of the densities."""
+        chunks = row_chunks(np.arange(self.size, dtype=np.int32), self.length)
+        every_rows = [{self.plate: jnp.asarray(chunk)} for chunk in chunks] if self.plate else [{}]
+        parts = [jax.tree.map(np.asarray, self._sums_of(latents, rows, weight)) for rows in every_rows]
+        return [joined_chunks(sums, self.axes, self.size) for sums in zip(*parts)]
 
     def _sums(self, args, kwargs, values, rows, weight):
         """The weighted sum of the means, and the log of the weighted sum of the densities."""
@@ -103,14 +101,13 @@ class PredictedSites:
             if factor and not dims:
                 continue  # no density of rows
             mean = None if factor else _mean(fn)
-            results = {"mean": (means, mean)} if mean is not None else {}
+            results = [] if mean is None else [(means, mean)]
             if site["is_observed"]:
-                results["log"] = logs, fn.log_prob(site["value"])
-            for what, (into, value) in results.items():
+                results.append((logs, fn.log_prob(site["value"])))
+            for into, value in results:
                 into[name] = value
                 if self.plate in dims:
-                    axis = len(fn.batch_shape) + dims[self.plate]
-                    self.axes[what][name] = axis
+                    self.axes[name] = axis = len(fn.batch_shape) + dims[self.plate]
                     if rows and value.shape[axis] != len(rows[self.plate]):
                         raise ValueError(
                             f"site {name!r} has {value.shape[axis]} rows instead of {len(rows[self.plate])} of plate "
@@ -119,22 +116,22 @@ class PredictedSites:
                         )
         return means, logs
 
-    def cut(self, sums: tuple, length: int) -> tuple:
-        """The sums without the rows that pad the last chunk."""
-        return tuple(
-            {name: np.take(x, np.arange(length), axes[name]) if name in axes else x for name, x in part.items()}
-            for part, axes in zip(sums, self.axes.values())
-        )
 
-    def joined(self, parts: list[tuple]) -> tuple:
-        """The sums of all rows in order."""
-        return tuple(
-            {
-                name: np.concatenate([part[k][name] for part in parts], axes[name]) if name in axes else x
-                for name, x in parts[0][k].items()
-            }
-            for k, axes in enumerate(self.axes.values())
-        )
+def row_chunks(numbers: np.ndarray, length: int) -> list[np.ndarray]:
+    """Row numbers in chunks of the same length, so that one program is compiled; the last chunk is filled up."""
+    length = max(1, min(length, len(numbers)))
+    return [np.resize(numbers[first : first + length], length) for first in range(0, len(numbers), length)]
+
+
+def joined_chunks(
+    chunks: Sequence[Mapping[str, np.ndarray]], axes: Mapping[str, int], size: int
+) -> dict[str, np.ndarray]:
+    """Site -> its values at all ``size`` rows, which are along its axis in ``axes``; without one, those of any rows."""
+    values = dict(chunks[0])
+    for site in values.keys() & axes.keys():
+        whole = np.concatenate([chunk[site] for chunk in chunks], axes[site])
+        values[site] = np.split(whole, [size], axes[site])[0]
+    return values
 
 
 def _mean(fn: Any) -> jax.Array | None:

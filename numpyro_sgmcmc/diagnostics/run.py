@@ -37,13 +37,26 @@ class Draws(NamedTuple):
     z: np.ndarray  # unconstrained values, raveled in the order of ravel_pytree, float64, shape (chains, draws, d)
     names: tuple[str, ...]  # names of the coordinates, such as "w[2]"
     sites: tuple[str, ...]  # the site of each coordinate
-    left_out: int  # number of draws that have no finite z
+    left_out: int = 0  # number of draws that have no finite z
     centering: Mapping[str, jax.Array] = MappingProxyType({})  # lambda by site if z are partially centred; else empty
+
+    @classmethod
+    def of_sites(cls, z: np.ndarray, prototype: Mapping[str, Any], left_out: int = 0) -> "Draws":
+        """Draws of sites with the shapes of ``prototype``."""
+        places = [(site, index) for site in sorted(prototype) for index in np.ndindex(*prototype[site].shape)]
+        names = tuple(site + (f"[{', '.join(map(str, index))}]" if index else "") for site, index in places)
+        return cls(z, names, tuple(site for site, _ in places), left_out)
 
     @property
     def flat(self) -> np.ndarray:
         """Draws of all chains, shape ``(chains * draws, d)``."""
         return self.z.reshape(-1, self.z.shape[-1])
+
+    @property
+    def by_site(self) -> dict[str, np.ndarray]:
+        """Site -> the numbers of its coordinates."""
+        sites = np.asarray(self.sites)
+        return {site: np.flatnonzero(sites == site) for site in dict.fromkeys(self.sites)}
 
 
 class TooFewDraws(ValueError):
@@ -95,9 +108,9 @@ class Run:
     def _arguments(self, args: tuple, kwargs: dict[str, Any], needed: bool) -> tuple[bool, tuple[tuple, dict]]:
         kept = tuple(self.mcmc._args or ()), dict(self.mcmc._kwargs or {})
         marks = RarelyChanging.unpacked(self.state.marks)
-        without = fingerprint((), {})
         if not (args or kwargs):
-            known = any(kept) or bool(np.isin(np.asarray(marks.fingerprint), (0, without)).all())
+            without_data = np.isin(np.asarray(marks.fingerprint), (0, fingerprint((), {})))
+            known = any(kept) or bool(without_data.all())
             if needed and not known:
                 raise ValueError(
                     f"{self.caller}(mcmc): the arguments of the run are not known any more, as after unpickling. Pass "
@@ -111,11 +124,6 @@ class Run:
                 "mcmc.run(...), transformed in the same way and with their rows in the same order."
             )
         return True, (args, kwargs)
-
-    @property
-    def knows_data(self) -> bool:
-        """Whether the arguments of the model are known, given or not."""
-        return self.has_data or bool(self.args or self.kwargs)
 
     @cached_property
     def potential(self) -> ModelPotential:
@@ -133,11 +141,6 @@ class Run:
         return self.kernel.transforms is not None or not self.is_as_written
 
     @property
-    def checks_draws(self) -> bool:
-        """Whether gradients at the draws have checked them while the run was sampling."""
-        return self.state.scores != ()
-
-    @property
     def keeps_local_values(self) -> bool:
         """Whether local values of each row are kept from visit to visit."""
         return keeps_values(self.kernel.sampled_model)
@@ -148,12 +151,15 @@ class Run:
         Rows of a batch, and of the data: the elements of observed sites in minibatched plates. Those of crossed plates
         multiply, those of separate plates add up.
         """
-        return numbers_of_rows(self.potential)
+        plates, sites = self.potential.plates, self.potential.structure.sites.values()
+        inside = [[plates[name] for name in site.plates if name in plates] for site in sites]
+        groups = {tuple(crossed) for crossed in inside if crossed}  # once for several sites in the same plates
+        batch = sum(math.prod(plate.batch_size for plate in crossed) for crossed in groups)
+        return batch, sum(math.prod(plate.size for plate in crossed) for crossed in groups)
 
     def compiled(self, fn: Callable, data: tuple[tuple, Mapping[str, Any]] | None = None) -> Callable:
         """``fn(potential, *rest)`` as a compiled function of ``rest``, for :attr:`potential` or for other ``data``."""
-        args, kwargs = (self.args, self.kwargs) if data is None else data
-        return self.kernel.compiled(fn, args, kwargs, values=True)
+        return self.kernel.compiled(fn, *(data or (self.args, self.kwargs)), values=True)
 
     def with_arguments(self) -> Any:
         """A copy of the ``MCMC`` that has the arguments of the model, which a run may have lost by pickling."""
@@ -227,7 +233,7 @@ class Run:
         """The constrained draws of the latent sites; those of an exploration, which has another law, are left out."""
         values = posterior_draws(self.mcmc)
         flat = np.concatenate([values[name].reshape(*values[name].shape[:2], -1) for name in sorted(values)], -1)
-        return Draws(flat, *coordinate_names({name: x[0, 0] for name, x in values.items()}), 0)
+        return Draws.of_sites(flat, {name: x[0, 0] for name, x in values.items()})
 
     def draws(self, max_draws: int) -> Draws:
         """
@@ -249,7 +255,7 @@ class Run:
                 f"finite, but has {finite.sum()} of {kept}. Use a larger num_samples, or check for sites at the edge "
                 "of their support."
             )
-        return Draws(z[:, finite], *coordinate_names(self.potential.prototype), int((~finite).sum()) * chains)
+        return Draws.of_sites(z[:, finite], self.potential.prototype, int((~finite).sum()) * chains)
 
     def as_sampled(self, draws: Draws) -> Draws:
         """
@@ -270,9 +276,9 @@ class Run:
 
 def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:
     """The separate state of each chain."""
-    if jnp.ndim(state.i) == 0:
-        return [state._replace(scores=())]
     state = state._replace(scores=())  # chains that go on are not those of the run
+    if jnp.ndim(state.i) == 0:
+        return [state]
     axes, settings = axes_of_chains(kernel.chain), state.settings
     own_centering = any(np.ndim(share) == np.ndim(state.z[name]) for name, share in dict(settings.centering).items())
     if own_centering or np.ndim(settings.step_size) == 1:  # each chain has its own
@@ -283,25 +289,6 @@ def states_of(kernel: Any, state: SGMCMCState) -> list[SGMCMCState]:
         return x if axis is None else jax.tree.map(lambda leaf: leaf[k], x)
 
     return [SGMCMCState(*(take(k, x, axis) for x, axis in zip(state, axes))) for k in range(chains)]
-
-
-def numbers_of_rows(potential: ModelPotential) -> tuple[int, int]:
-    """See :attr:`Run.rows`."""
-    plates = potential.plates
-    inside = [[plates[name] for name in site.plates if name in plates] for site in potential.structure.sites.values()]
-    groups = {tuple(crossed) for crossed in inside if crossed}  # once for several sites in the same plates
-    batch = sum(math.prod(plate.batch_size for plate in crossed) for crossed in groups)
-    return batch, sum(math.prod(plate.size for plate in crossed) for crossed in groups)
-
-
-def coordinate_names(prototype: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the coordinates in the order of ``ravel_pytree``, and the site of each."""
-    names, sites = [], []
-    for site in sorted(prototype):
-        for index in np.ndindex(*prototype[site].shape):
-            names.append(site + (f"[{', '.join(map(str, index))}]" if index else ""))
-            sites.append(site)
-    return tuple(names), tuple(sites)
 
 
 def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from numpyro_sgmcmc.data.arrays import named_leaves
 from numpyro_sgmcmc.diagnostics.draws import at_draws
-from numpyro_sgmcmc.diagnostics.run import Draws, Run, numbers_of_rows
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.rows.schemes import independent_rows
@@ -74,31 +74,25 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
             "the draw is not known. Use summary(mcmc), step_halving(mcmc, key, ...), or a run with start=None and more "
             "moves."
         )
-    about: dict[str, Any] = {}
+    batch, size = run.rows
+    whole = size <= ALL_ROWS
+    controlled = not whole and not run.potential.randomised
 
     def evaluate(potential, z, mean, rng_key):
         potential = centred_potential(potential, draws.centering)
-        plates, unravel = potential.plates, unraveler(potential.prototype)
-        batch, size = numbers_of_rows(potential)
-        whole = size <= ALL_ROWS
-        about.update(size=max(size, 1), rows=size if whole else batch, whole=whole or not plates)
+        unravel = unraveler(potential.prototype)
         key_draws, key_mean = random.split(rng_key)
 
         def at_draw(z, k):
             key_rows, key_model = random.split(random.fold_in(key_draws, k))
-            if about["whole"]:
+            if whole:
                 return raveled(full_gradient(potential, unravel(z), key_model)), jnp.zeros_like(z)
-            rows = independent_rows(key_rows, plates)
-            gradient = jax.grad(potential.estimate)
-            there = raveled(gradient(unravel(z), rows, key_model))
-            if potential.randomised:
-                return there, jnp.zeros_like(z)
-            return there, raveled(gradient(unravel(mean), rows, key_model))
+            rows = independent_rows(key_rows, potential.plates)
+            gradient = lambda at: raveled(jax.grad(potential.estimate)(unravel(at), rows, key_model))  # noqa: E731
+            return gradient(z), gradient(mean) if controlled else jnp.zeros_like(z)
 
         values, control = at_draws(at_draw, z, jnp.arange(len(z), dtype=jnp.uint32))
-        known = jnp.zeros_like(mean)
-        if not about["whole"] and not potential.randomised:
-            known = raveled(full_gradient(potential, unravel(mean), key_mean))
+        known = raveled(full_gradient(potential, unravel(mean), key_mean)) if controlled else jnp.zeros_like(mean)
         return values, control, known
 
     wide_args, wide_kwargs, widened_names = widened(run.args, run.kwargs)
@@ -117,8 +111,9 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
         slope = (centred * (values - values.mean(0))).sum(0) / np.maximum((centred**2).sum(0), 1e-300)
         fitted, plain = values - slope * away, values - away
         values = np.where(fitted.var(0) < CLEARLY * plain.var(0), fitted, plain)
-    passes = len(z) * about["rows"] / about["size"] * (1 if about["whole"] else 2) + (not about["whole"])
-    return Gradients(values.reshape(draws.z.shape), about["rows"], about["whole"], passes, widened_names)
+    rows = size if whole else batch
+    passes = len(z) * rows / max(size, 1) * (1 if whole else 2) + (not whole)
+    return Gradients(values.reshape(draws.z.shape), rows, whole, passes, widened_names)
 
 
 def widened(model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any], tuple[str, ...]]:
@@ -126,20 +121,17 @@ def widened(model_args: tuple, model_kwargs: Mapping[str, Any]) -> tuple[tuple, 
     The arguments, with arrays of 8 or 16 bits replaced by wide ones, and the names of these. A model that computes with
     narrow data may overflow without an error, as x**2 of an int8 does. Gradients from wide data show the difference.
     """
-    names = tuple(name for name, leaf in named_leaves(model_args, model_kwargs) if _is_narrow(leaf))
-    wide = jax.tree.map(lambda leaf: _wide(leaf) if _is_narrow(leaf) else leaf, (model_args, dict(model_kwargs)))
-    return *wide, names
-
-
-def _is_narrow(leaf: Any) -> bool:
-    if not isinstance(leaf, (np.ndarray, jax.Array)) or not 0 < leaf.size <= LARGEST:
-        return False
-    number = jnp.issubdtype(leaf.dtype, jnp.integer) or jnp.issubdtype(leaf.dtype, jnp.floating)
-    return bool(number) and leaf.dtype.itemsize < 4
+    wide = jax.tree.map(_wide, (model_args, dict(model_kwargs)))
+    pairs = zip(named_leaves(model_args, model_kwargs), jax.tree.leaves(wide))
+    return *wide, tuple(name for (name, leaf), new in pairs if new is not leaf)
 
 
 def _wide(leaf: Any) -> Any:
-    return leaf.astype(jnp.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
+    if isinstance(leaf, (np.ndarray, jax.Array)) and 0 < leaf.size <= LARGEST:
+        for kind, wide in ((jnp.floating, jnp.float32), (jnp.integer, jnp.int32)):
+            if jnp.issubdtype(leaf.dtype, kind) and leaf.dtype.itemsize < 4:
+                return leaf.astype(wide)
+    return leaf
 
 
 def identities(z: np.ndarray, g: np.ndarray) -> Identities:
@@ -156,8 +148,9 @@ def identities(z: np.ndarray, g: np.ndarray) -> Identities:
     # subtracting the mean of the draws loses 1 / ESS; no run determines a variance better than to 1 / ESS^1/2
     lost = 1 / effective(z)
     virial, inflation = x * s + lost, x * mixed - 1 + lost
+    # the error of the mean of a product with x, to first order that of x s - x E[s], as for a covariance
     virial_error, inflation_error = (
-        np.maximum(_error_of_product(x, by, product), np.sqrt(lost))
+        np.maximum(standard_error(product - x * by.mean((0, 1))), np.sqrt(lost))
         for by, product in ((s, virial), (mixed, inflation))
     )
     return Identities(
@@ -182,11 +175,3 @@ def _by_other_half(x: np.ndarray, s: np.ndarray) -> np.ndarray:
     halves = (part.reshape(-1, d) for part in (x[:, :half], x[:, half:]))
     first, second = (part.T @ part / len(part) for part in halves)
     return np.concatenate([s[:, :half] @ second, s[:, half:] @ first], 1)
-
-
-def _error_of_product(x: np.ndarray, s: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """
-    Standard error of the mean of x s, where x is the difference from the mean of the draws: to first order that of
-    x s - x E[s], as for a covariance.
-    """
-    return standard_error(product - x * s.mean((0, 1)))

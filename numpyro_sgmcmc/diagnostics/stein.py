@@ -139,17 +139,16 @@ def discrepancy(z: np.ndarray, score: np.ndarray) -> tuple[float, float, float]:
 @jax.jit
 def _rows(z: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
     """For each draw, the sums of the kernel and of its square over all other draws, in chunks."""
-    d = z.shape[1]
-    width = float(d)
+    d = float(z.shape[1])  # also the square of the kernel's width
     product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
     def of_draw(draw):
         z_i, s_i, i = draw
         away = z_i - z
         distance = (away**2).sum(-1)
-        q = 1 + distance / width
+        q = 1 + distance / d
         cross = ((s_i - s) * away).sum(-1)
-        value = product(s, s_i) / jnp.sqrt(q) + (cross + d) / (width * q**1.5) - 3 * distance / (width**2 * q**2.5)
+        value = product(s, s_i) / jnp.sqrt(q) + (cross + d) / (d * q**1.5) - 3 * distance / (d**2 * q**2.5)
         value = jnp.where(jnp.arange(len(z)) == i, 0.0, value)
         return value.sum(), (value**2).sum()
 

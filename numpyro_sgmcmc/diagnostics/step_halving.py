@@ -23,11 +23,12 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.diagnostics.continued_chains import continue_chains, last_step, with_changes
-from numpyro_sgmcmc.diagnostics.run import Run, coordinate_names
+from numpyro_sgmcmc.diagnostics.pictures import halving_picture
+from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.table import Table
-from numpyro_sgmcmc.diagnostics.table_pictures import halving_picture
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.check import Line
+from numpyro_sgmcmc.report.remedies import MORE_DRAWS
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
@@ -100,20 +101,19 @@ def step_halving(
     checked_choice("vary", vary, ("step_size", "batch_size"))
     kept = run.draws_of_a_chain if num_samples is None else checked_count("num_samples", num_samples)
     left_out = kept // 4 if num_warmup is None else checked_count("num_warmup", num_warmup, least=0)
-    kernel, plates, prototype = run.kernel, run.potential.plates, run.potential.prototype
+    kernel, plates = run.kernel, run.potential.plates
     if vary == "batch_size":
         _check_batches(plates, kernel.gradient)
-        change, factor = {"batch": 2}, _share_of_noise(plates)
+        # the noise of n rows over its reduction by 2 n, for the plate with the smallest share in a batch
+        change, factor = {"batch": 2}, 2 * (1 - min(plate.batch_size / plate.size for plate in plates.values()))
     else:
         change = {"step": 0.5, "longer": 2}
         factor = 1 / (1 - 2.0 ** -order(kernel, bool(plates)))
-    keys = random.split(rng_key)
-    runs = []
-    for options, key in zip(({}, change), keys):
-        runs.append(continue_chains(run, *with_changes(run, **options), left_out + kept, key)[:, left_out:])
-    names, sites = coordinate_names(prototype)
-    shapes = {site: prototype[site].shape for site in dict.fromkeys(sites)}
-    lines = _compared(runs[0], runs[1], factor, names, np.asarray(sites), shapes, run.use.accurate)
+    coarse, fine = (
+        continue_chains(run, *with_changes(run, **options), left_out, kept, key)
+        for options, key in zip(({}, change), random.split(rng_key))
+    )
+    lines = _compared(run, coarse, fine, factor)
     what = "half the step size" if vary == "step_size" else "twice the batch"
     note = "Bias in posterior sds, of the mean or of the sd, whichever is worse. Unconstrained values."
     if not isinstance(kernel.schedule, Constant):
@@ -144,28 +144,20 @@ def _check_batches(plates: Any, gradient: Any) -> None:
             )
 
 
-def _share_of_noise(plates: Any) -> float:
-    """
-    The variance of the noise of n rows, over its reduction by 2 n, for the plate with the smallest share in a batch.
-    """
-    share = min(plate.batch_size / plate.size for plate in plates.values())
-    return 2 * (1 - share)
-
-
-def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, Line]:
-    sd = np.maximum(fine.std((0, 1)), 1e-300)
+def _compared(run: Run, coarse: Draws, fine: Draws, factor: float) -> dict[str, Line]:
+    sd = np.maximum(fine.z.std((0, 1)), 1e-300)
     changes = {}
     for name, series in (("mean", lambda z: z), ("sd", _widths)):
-        first, second = (series(z) for z in (coarse, fine))
+        first, second = series(coarse.z), series(fine.z)
         change = second.mean((0, 1)) - first.mean((0, 1))
         error = np.hypot(standard_error(first), standard_error(second))
         with np.errstate(divide="ignore", invalid="ignore"):
             weight = np.nan_to_num(np.maximum(0, 1 - (error / change) ** 2))
         changes[name] = first.mean((0, 1)), change, error, first.mean((0, 1)) + factor * weight * change
-    limit = bound(2 * len(names), len(coarse), np.minimum(effective(coarse), effective(fine)))
+    names = coarse.names
+    limit = bound(2 * len(names), len(coarse.z), np.minimum(effective(coarse.z), effective(fine.z)))
     lines = {}
-    for site in shapes:
-        own = np.flatnonzero(sites == site)
+    for site, own in coarse.by_site.items():
         details: dict[str, Any] = {}
         worst = ("ok", 0.0, "", 0.0, 0.0)
         for name, (mean, change, error, extrapolated) in changes.items():
@@ -175,7 +167,8 @@ def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, L
                 f"{name}_error": error / sd,
                 f"extrapolated_{name}": extrapolated,
             }
-            details |= {key: value[own].reshape(shapes[site]) for key, value in shaped.items()}
+            shape = run.potential.prototype[site].shape
+            details |= {key: value[own].reshape(shape) for key, value in shaped.items()}
             for j in own:
                 bias, uncertain = abs(factor * change[j] / sd[j]), factor * error[j] / sd[j]
                 certain = abs(change[j]) > limit[j] * error[j] or not math.isfinite(bias)
@@ -188,7 +181,7 @@ def _compared(coarse, fine, factor, names, sites, shapes, remedy) -> dict[str, L
             f"{bias:.3f} +- {uncertain:.3f}, {where}",
             f"mean .1, sd .05, or within {most:.1f} standard errors of 0",
             verdict,
-            f"Use {remedy if abs(bias) > most * uncertain else 'a larger num_samples, as the error is too uncertain'}",
+            f"Use {run.use.accurate if bias > most * uncertain else MORE_DRAWS + ', as the error is too uncertain'}",
             details | {"bias": bias},
         )
     return lines

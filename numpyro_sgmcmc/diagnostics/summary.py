@@ -1,14 +1,9 @@
 r"""
 ``summary(mcmc, *data)``: checks of a run, each compared with a stated bound.
 
-From the kept fields alone, in O(draws): how well the chains have mixed, the refused steps, the kinetic temperature
-
-.. math:: T = E[p^T M^{-1} p] / d,
-
-which is 1 for a correct sampler, and the results of the warm-up. With the data, from one new minibatch per draw: the
-identities of the score (:mod:`~numpyro_sgmcmc.diagnostics.scores`), the configurational temperature
-:math:`E[(z - m) \cdot \nabla U] / d`, which should also be 1, and the predicted inflation of the variance by step size
-and minibatches (:mod:`~numpyro_sgmcmc.diagnostics.predicted_inflation`).
+The checks of the kept fields (:mod:`~numpyro_sgmcmc.report.run_checks`) are in O(draws), among them the kinetic
+temperature :math:`E[p^T M^{-1} p] / d`, which is 1 for a correct sampler. Those with the data
+(:mod:`~numpyro_sgmcmc.diagnostics.checks_with_data`) take one new minibatch per draw.
 
 The verdict is not ``ok`` only if a deviation is significant and matters: its z-score exceeds a quantile of Student's t
 for the worst of all coordinates, and the error of a mean exceeds 0.1 sd, or that of a variance 10 %. R-hat and the
@@ -21,19 +16,13 @@ from jax import random
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.diagnostics.checks_with_data import (
-    CHECKS_WITH_DATA,
-    WithData,
-    gradient_facts,
-    numbers_by_site,
-    power,
-)
+from numpyro_sgmcmc.diagnostics.checks_with_data import CHECKS_WITH_DATA, WithData, numbers_by_site, power
 from numpyro_sgmcmc.diagnostics.local_checks import local_lines
+from numpyro_sgmcmc.diagnostics.pictures import summary_picture
 from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
-from numpyro_sgmcmc.diagnostics.table_pictures import summary_picture
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
 from numpyro_sgmcmc.report.run_verdict import RunVerdict
@@ -105,6 +94,7 @@ def summary(
     kept = _kept(run, draws)
     lines = _facts(run, seconds) | CHECKS.lines(kept)
     if not with_data:
+        checks_draws = run.state.scores != ()  # while the run was sampling
         if run.has_data:
             lines |= local_lines(run, None, run.key)
         more = (
@@ -113,15 +103,15 @@ def summary(
             else "With the data, summary(mcmc, *model_args) adds the score identities."
         )
         note = f"These lines do not detect every bias. {more}"
-        lines["power"] = _power(kept, kept.verdict) if run.checks_draws else NO_POWER
-        checked = not run.checks_draws or kept.verdict.after(kept.of_warm_up) != "unchecked"
+        lines["power"] = _power(kept, kept.verdict) if checks_draws else NO_POWER
+        checked = not checks_draws or kept.verdict.after(kept.of_warm_up) != "unchecked"
         return Summary("Verdict", lines, note, checked=checked, picture=summary_picture)
     key_scores, key_pairs, key_local = random.split(run.key, 3)
     sampled = run.as_sampled(draws)
     scores = gradients(run, sampled, key_scores)
     normal = np.isfinite(scores.values).all() and not run.samples_other_coordinates  # a prediction is for NumPyro's
     data = WithData(run, sampled, scores, run.use, gradient_pairs(run, draws, key_pairs) if normal else None)
-    lines |= gradient_facts(data) | CHECKS_WITH_DATA.lines(data)
+    lines |= CHECKS_WITH_DATA.lines(data)
     verdict = kept.verdict._replace(power=kept.verdict.power.or_by(power(data)))
     lines["power"] = _power(kept, verdict)
     if normal:
@@ -139,7 +129,7 @@ def _facts(run: Run, seconds: float | None) -> dict[str, Line]:
     }
     each = getattr(kernel.integrator, "gradients_per_step", 1)
     evaluations = each * steps * chains * len(getattr(run.sampler, "temperatures", [1.0]))
-    if run.knows_data:
+    if run.has_data or run.args or run.kwargs:
         batch, size = run.rows
         twice = 2 if hasattr(kernel.chain_for(run.potential).gradient, "anchor") else 1
         passes = evaluations * twice * (batch / size if size else 1.0)

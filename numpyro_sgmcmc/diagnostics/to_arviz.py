@@ -1,10 +1,4 @@
-r"""
-``to_arviz``: the result of ``az.from_numpyro`` for a run, with additional fields and attributes.
-
-Per draw, it adds the weight :math:`w_l = h_l / \sum_k h_k` of :func:`~numpyro_sgmcmc.weights`, the kinetic temperature
-and the thermostats; as attributes, the kernel's settings, the versions and the verdicts, so that a saved netCDF file
-documents how it was made; and the log-likelihood :math:`\log p(y_i \mid z_l)`, in chunks of rows, or of some rows only.
-"""
+"""``to_arviz``: the result of ``az.from_numpyro`` for a run; a saved netCDF file documents how it was made."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

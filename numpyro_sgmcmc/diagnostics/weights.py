@@ -63,8 +63,7 @@ def weights(mcmc: MCMC, group_by_chain: bool = False) -> np.ndarray:
     fields = mcmc.get_extra_fields(group_by_chain=True)
     if "step_size" not in fields:
         raise ValueError("the run has no field 'step_size': weights(mcmc) needs a kernel of numpyro_sgmcmc.")
-    h = np.asarray(fields["step_size"], float)
-    h = h.reshape(mcmc.num_chains, -1)
+    h = np.asarray(fields["step_size"], float).reshape(mcmc.num_chains, -1)
     chosen = getattr(getattr(mcmc.last_state, "settings", None), "step_size", None)
     if chosen is not None:  # chains may have chosen different step sizes; only a schedule makes draws unequal
         h = h / np.asarray(chosen, float).reshape(-1, 1)

@@ -9,7 +9,6 @@ a whole run.
 
 import logging
 from typing import Any
-import warnings
 import weakref
 
 import jax
@@ -21,7 +20,7 @@ from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.run_checks import Kept
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
 from numpyro_sgmcmc.tuning.pilot import score_limit
-from numpyro_sgmcmc.utils.compat import stack_level
+from numpyro_sgmcmc.utils.compat import warn
 from numpyro_sgmcmc.utils.significance import worst
 from numpyro_sgmcmc.utils.wording import plain
 
@@ -33,8 +32,7 @@ _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 class Collected:
     """
-    The numbers of a :class:`Monitor`, packed. When it is rebuilt from the arrays of a whole run, it becomes a monitor,
-    and the run is checked.
+    The numbers of a :class:`Monitor`, packed. Those of a whole run become a monitor, and the run is checked.
 
     :param int chains: number of chains in one vectorized state, otherwise 1.
     :param averages: the latent sites.
@@ -90,9 +88,9 @@ def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> 
             f"{run.of_warm_up}."
         )
     if run.warnings:
-        warnings.warn(_text(run.warnings), stacklevel=stack_level())
+        warn(_text(run.warnings))
     elif run.unchecked:
-        warnings.warn(f"the draws are unchecked: {run.unchecked}.", stacklevel=stack_level())
+        warn(f"the draws are unchecked: {run.unchecked}.")
 
 
 def _text(lines: list[Line]) -> str:

@@ -10,21 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_sgmcmc.report import statistics
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import MORE_DRAWS, MORE_ROWS, MORE_WARM_UP, Remedies
 from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
-from numpyro_sgmcmc.report.statistics import (
-    LONG,
-    NEVER_MIXED,
-    deviation_from_1,
-    long_steps,
-    never_mixed,
-    off_temperature,
-    still_falling,
-    sure_temperature,
-)
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat as mixing, unequal_spread
 from numpyro_sgmcmc.utils.significance import VARIANCE
 from numpyro_sgmcmc.utils.wording import inflation as in_words, plain, ratio
@@ -178,7 +169,7 @@ def kinetic_temperature(run: Kept) -> Line | None:
     T = run.temperature
     if not T.size:
         return None
-    line, blatant = deviation_from_1(T, run.coordinates), off_temperature(T)
+    line, blatant = statistics.deviation_from_1(T, run.coordinates), statistics.off_temperature(T)
     line = line._replace(remedy=f"Use {run.use.hot(line.value)}")
     cause = ": steps were refused, or the thermostats have grown on the way from a distant start"
     if line.value > 1:
@@ -192,16 +183,16 @@ def kinetic_temperature(run: Kept) -> Line | None:
     return line._replace(
         seen=f"the kinetic temperature is {plain(line.value)}{known_to} instead of 1{cause}",
         error=0.0 if run.draws is None else line.error,  # only a summary says that it cannot tell
-        warns=sure_temperature(T, run.coordinates),
+        warns=statistics.sure_temperature(T, run.coordinates),
     )
 
 
-@CHECKS.add("squared steps over those of the noise", (LONG, math.inf), "<= {0:g}", "Use {run.use.accurate}")
+@CHECKS.add("squared steps over those of the noise", (statistics.LONG, math.inf), "<= {0:g}", "Use {run.use.accurate}")
 def squared_steps(run: Kept) -> Line | None:
     jump = np.asarray(run.monitor.jump, float)
     late = float(jump[:, jump.shape[1] // 2 :].mean())
     seen = f"the squared steps are {plain(late)} times those of the injected noise, so the draws are too wide"
-    line = Line(late, plain(late), seen=seen, size=long_steps(jump, run.coordinates))
+    line = Line(late, plain(late), seen=seen, size=statistics.long_steps(jump, run.coordinates))
     return line if jump.any() else None  # there is no such number for dynamics with a momentum
 
 
@@ -260,14 +251,15 @@ def run_scores(run: Kept) -> Line | None:
 @CHECKS.add("energy", (0, math.inf), "constant", f"Use {MORE_WARM_UP}")
 def energy(run: Kept) -> Line | None:
     seen = "the energy was still falling when the draws began"
-    return Line(None, "falls", seen=seen, size=1) if still_falling(run.monitor.energy) else None
+    return Line(None, "falls", seen=seen, size=1) if statistics.still_falling(run.monitor.energy) else None
 
 
 @CHECKS.add("mixing (not correctness): R-hat", (MIXED, APART), "<= {0}", "Use {run.use.mixing}")
 def r_hat(run: Kept) -> Line | None:
-    apart, seen = never_mixed(run.monitor.place), "the chains are in different regions and do not mix (R-hat is {})"
+    apart = statistics.never_mixed(run.monitor.place)
+    seen = "the chains are in different regions and do not mix (R-hat is {})"
     if run.r_hat is None:
-        return Line(None, "", seen=seen.format(f"above {NEVER_MIXED:g}"), size=math.inf) if apart else None
+        return Line(None, "", seen=seen.format(f"above {statistics.NEVER_MIXED:g}"), size=math.inf) if apart else None
     R, where = run.worst(run.r_hat)
     shown, size, seen = f"{R:.3f} at {where['where']}", math.inf if apart else R, seen.format(f"{R:.2f}")
     if run.draws is not None and run.draws.shape[1] < FEWEST:  # it is large by chance

@@ -65,11 +65,10 @@ class ScoreAverages(NamedTuple):
 
     def limits(self) -> np.ndarray:
         """The limit of each score."""
-        of_site = {}
-        for name, size in self.sites:
-            of_site[name] = normal_limit(FALSE_ALARMS / (len(self.sites) * (2 * size + (size > 1))))
-        each = np.repeat([of_site[name] for name, _ in self.sites], [size for _, size in self.sites])
-        return np.concatenate([each, each, [of_site[name] for name in self.several]])
+        sizes = np.array([size for _, size in self.sites])
+        of_site = np.array([normal_limit(FALSE_ALARMS / (len(sizes) * (2 * size + (size > 1)))) for size in sizes])
+        each = np.repeat(of_site, sizes)
+        return np.concatenate([each, each, of_site[sizes > 1]])
 
     def is_global(self) -> np.ndarray:
         """Whether each coordinate is global; all are, if no site is outside of the plates."""
@@ -78,11 +77,8 @@ class ScoreAverages(NamedTuple):
 
     def over_sites(self, values: jax.Array) -> jax.Array:
         """The mean over each site of several coordinates, along the last axis."""
-        means, first = [], 0
-        for _, size in self.sites:
-            if size > 1:
-                means.append(values[..., first : first + size].mean(-1))
-            first += size
+        parts = jnp.split(values, np.cumsum([size for _, size in self.sites])[:-1], -1)
+        means = [part.mean(-1) for part in parts if part.shape[-1] > 1]
         return jnp.stack(means, -1) if means else values[..., :0]
 
     def name(self, series: int) -> tuple[str, str]:

@@ -38,12 +38,7 @@ class Power(NamedTuple):
         return self.needed <= (BLIND if passed else 1)
 
     def words(self, passed: bool, draws: int) -> str:
-        """
-        What would have been found, or how many draws are needed for a verdict.
-
-        :param passed: whether the warm-up has passed its check.
-        :param draws: draws of each chain.
-        """
+        """What would have been found by so many draws of each chain, or how many are needed for a verdict."""
         if not self.is_enough(passed):
             needed = f"; it needs about {plain(self.needed * draws, 2)} draws of each chain"
             return "too few draws for a verdict" + needed * math.isfinite(self.needed)
@@ -84,11 +79,7 @@ class RunVerdict(NamedTuple):
         return self.verdict in ("doubtful", "wrong") or self.power.is_enough(passed=False)
 
     def after(self, of_warm_up: str) -> str:
-        """
-        The verdict on a run in which nothing else is wrong.
-
-        :param of_warm_up: that of its warm-up, ``"right"``, ``"doubtful"`` or ``"unchecked"``.
-        """
+        """The verdict on a run in which nothing else is wrong; ``of_warm_up``: that of the check of its warm-up."""
         enough = of_warm_up != "right" or self.power.is_enough(passed=True)
         return "right" if self.decides else of_warm_up if enough else "unchecked"
 
@@ -112,11 +103,7 @@ def mean_in_words(where: str, size: float, error: float) -> str:
 
 
 def variance_in_words(where: str, size: float, error: float, over: bool = False) -> str:
-    """
-    A relative error of a variance, which the second identity tells to first order.
-
-    :param over: whether it is the mean over the coordinates of a site.
-    """
+    """A relative error of a variance, or of the mean one ``over`` a site, which the second identity tells likewise."""
     what = f"the mean variance of the elements of {where}" if over else f"the variance of {where}"
     if abs(size) > KNOWN:
         return f"{what} {UNFIT} ({ratio(1 + size)} +- {ratio(error)} instead of 1)"

@@ -2,6 +2,4 @@
 
 from numpyro_sgmcmc.runs.checkpointed import Checkpointed
 
-__all__ = [
-    "Checkpointed",
-]
+__all__ = ["Checkpointed"]

@@ -28,10 +28,9 @@ from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.numpyro_internals import put_run
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.runs import storage
-from numpyro_sgmcmc.runs.averages import Averages
 from numpyro_sgmcmc.runs.identity import check_same, checksum, versions
 from numpyro_sgmcmc.runs.progress import Pace, Progress
-from numpyro_sgmcmc.runs.segments import Carry, Segments
+from numpyro_sgmcmc.runs.segments import Averages, Carry, Segments
 from numpyro_sgmcmc.runs.zarr_arrays import GrowingArray, make_group
 from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
@@ -41,10 +40,8 @@ logger = logging.getLogger(__name__.partition(".")[0])
 class Checkpointed:
     """
     A run that can be continued after its process has ended. The same lines start it and continue it, and its draws are
-    those of ``mcmc.run`` with the same key.
-
-    With ``chain_method="parallel"`` NumPyro compiles start and loop as one program, which may round differently. In
-    that case the draws are those of an uninterrupted run of ``Checkpointed``.
+    those of ``mcmc.run`` with the same key. With ``chain_method="parallel"`` NumPyro compiles start and loop as one
+    program, which may round differently; the draws are then those of an uninterrupted run of ``Checkpointed``.
 
     The folder contains ``draws``, a Zarr group that ``xarray.open_datatree`` opens for ArviZ even during the run;
     ``state-*.npz``; and ``run.json``, which identifies the run. No file is pickled. Only one process at a time may use
@@ -112,17 +109,15 @@ class Checkpointed:
                 "Checkpointed(mcmc) starts with the warm-up, but mcmc.post_warmup_state is set. Make a new MCMC; an "
                 "interrupted run continues from its folder."
             )
-        if isinstance(every, timedelta):
-            if every <= timedelta():
-                raise ValueError(f"every={every} must be above 0.")
-        else:
+        if not isinstance(every, timedelta):
             checked_count("every", every)
+        elif every <= timedelta():
+            raise ValueError(f"every={every} must be above 0.")
         if hook is not None and not callable(hook):
             raise TypeError(f"hook={hook!r} must be a function of the progress, or None.")
         if averages is not None and not callable(averages):
             raise TypeError(f"averages={averages!r} must be a function of a draw, or None.")
-        self.mcmc, self.folder, self.every, self.hook = mcmc, Path(folder), every, hook
-        self._function = averages
+        self.mcmc, self.folder, self.every, self.hook, self._function = mcmc, Path(folder), every, hook, averages
         self._averages: Averages | None = None
 
     @property
@@ -137,12 +132,7 @@ class Checkpointed:
         return self._averages
 
     def run(
-        self,
-        rng_key: jax.Array,
-        *args: Any,
-        extra_fields: Sequence[str] = (),
-        init_params: Any = None,
-        **kwargs: Any,
+        self, rng_key: jax.Array, *args: Any, extra_fields: Sequence[str] = (), init_params: Any = None, **kwargs: Any
     ) -> None:
         """
         Start the run, or continue it. The arguments are those of :meth:`numpyro.infer.MCMC.run`.
@@ -157,10 +147,8 @@ class Checkpointed:
         segments = Segments(mcmc, keys, init_params, fields, args, kwargs, self._function)
         names = _names_of(segments)
         self._check_run(segments, rng_key, fields, names)
-        files = [
-            GrowingArray(self.folder / "draws" / name, shape, dtype)
-            for name, (shape, dtype) in zip(names, segments.shapes())
-        ]
+        draws = self.folder / "draws"
+        files = [GrowingArray(draws / name, *about) for name, about in zip(names, segments.shapes())]
         leaves = jax.tree.leaves(segments.carry)
         checkpoint = storage.load(self.folder, len(leaves), lambda draws: [file.check(draws) for file in files])
         if checkpoint is None:
@@ -186,9 +174,8 @@ class Checkpointed:
         pace = Pace(segments, begin, t, carry)
         self._tell(pace, t, carry, files)
         while t < segments.total:
-            n = min(segments.longest, segments.total - t, n)
-            if not isinstance(self.every, timedelta):
-                n = min(segments.longest, segments.total - t, saved + int(self.every) - t)
+            steps = n if isinstance(self.every, timedelta) else saved + int(self.every) - t
+            n = min(steps, segments.longest, segments.total - t)
             started = time.monotonic()
             carry, draws = segments.advance(carry, t, n)
             t += n

@@ -14,30 +14,24 @@ import zlib
 import jax
 from jax.extend.core import Jaxpr, Literal
 import numpy as np
-import numpyro
 
 from numpyro_sgmcmc.data.fingerprint import fingerprint
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)
+CHECKSUMS = ("data", "model", "kernel", "rng_key", "init_params", "averages")
 
 
 def versions() -> dict[str, str]:
     """Versions of all packages that may change the numbers of a run."""
-    python = ".".join(map(str, sys.version_info[:2]))
-    return {
-        "numpyro_sgmcmc": version("numpyro_sgmcmc"),
-        "numpyro": numpyro.__version__,
-        "jax": jax.__version__,
-        "python": python,
-    }
+    packages = {name: version(name) for name in ("numpyro_sgmcmc", "numpyro", "jax")}
+    return packages | {"python": "{}.{}".format(*sys.version_info)}
 
 
 def checksum(fn: Any, *args: Any) -> int:
     """A checksum of the computation of ``fn`` for arguments of these shapes."""
-    closed = jax.make_jaxpr(fn)(*args)
     words: list[str] = []
-    _tell(closed, words)
+    _tell(jax.make_jaxpr(fn)(*args), words)
     return zlib.crc32("\n".join(words).encode())
 
 
@@ -74,15 +68,9 @@ def check_same(was: dict[str, Any], now: dict[str, Any], folder: Any) -> None:
     """Raises a ValueError if the folder has another run; the message names the first difference."""
     for name, value in now.items():
         if was.get(name) != value:
-            what = (
-                "is not that"
-                if isinstance(value, int) and name in CHECKSUMS
-                else f"is {value!r}, not {was.get(name)!r}"
-            )
+            checksum = isinstance(value, int) and name in CHECKSUMS
+            what = "is not that" if checksum else f"is {value!r}, not {was.get(name)!r}"
             raise ValueError(
                 f"{name}: {what} of the run in {folder}, so the draws would not be those of one run. Continue with the "
                 f"{name} of that run, or give another folder."
             )
-
-
-CHECKSUMS = ("data", "model", "kernel", "rng_key", "init_params", "averages")

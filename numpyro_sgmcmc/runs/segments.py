@@ -16,10 +16,53 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.runs.averages import Moments
-
 BUFFER = 2**26  # bytes of draws that are collected before they are written
 LONGEST = 1024  # maximal number of transitions of a segment
+
+
+class Averages(NamedTuple):
+    """Averages of the values of a function at draws that are not kept, with chains along the first axis."""
+
+    count: int  # number of draws of each chain
+    mean: Any
+    variance: Any
+
+    @classmethod
+    def from_moments(cls, moments: "Moments", chains: int) -> "Averages":
+        """``moments``: moments, with chains along the first axis if there are several."""
+        count = int(np.ravel(moments.count)[0])
+        front = (lambda x: np.asarray(x)) if chains > 1 else (lambda x: np.asarray(x)[None])
+        mean, squares = jax.tree.map(front, (moments.mean, moments.squares))
+        return cls(count, mean, jax.tree.map(lambda m: m / max(count - 1, 1), squares))
+
+
+class Moments(NamedTuple):
+    r"""
+    What the averages are computed from, draw by draw (Welford 1962): after draw k
+
+    .. math:: \bar x_k = \bar x_{k-1} + \frac{x_k - \bar x_{k-1}}{k}, \qquad
+        M_k = M_{k-1} + (x_k - \bar x_{k-1}) (x_k - \bar x_k), \qquad s^2_k = \frac{M_k}{k - 1}.
+    """
+
+    count: jax.Array  # k
+    mean: Any  # a tree of floats
+    squares: Any  # M_k, a tree like this
+
+    @classmethod
+    def of_none(cls, like: Any) -> "Moments":
+        """The moments before the first draw, for values of these shapes."""
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.result_type(x.dtype, jnp.float32)), like)
+        return cls(jnp.int32(0), zeros, zeros)
+
+    def after(self, values: Any, counts: jax.Array) -> "Moments":
+        """The moments after another draw, if it ``counts``."""
+        count = self.count + counts
+        share = jnp.where(counts, 1 / jnp.maximum(count, 1), 0.0)
+        away = jax.tree.map(lambda x, mean: x - mean, values, self.mean)
+        mean = jax.tree.map(lambda mean, d: mean + share.astype(mean.dtype) * d, self.mean, away)
+        left = jnp.where(counts, 1 - share, 0.0)  # x_k - mean_k is (1 - 1 / k) (x_k - mean_{k-1})
+        squares = jax.tree.map(lambda m, d: m + left.astype(m.dtype) * d * d, self.squares, away)
+        return Moments(count, mean, squares)
 
 
 class Carry(NamedTuple):
@@ -50,13 +93,12 @@ class Segments:
         averages: Callable[[dict[str, Any]], Any] | None = None,
     ):
         self.mcmc, self.keys, self.init_params, self.fields = mcmc, keys, init_params, fields
-        self.averages = averages
-        self.args, self.kwargs = args, kwargs
+        self.args, self.kwargs, self.averages = args, kwargs, averages
         self.chains = mcmc.num_chains
         self.total = mcmc.num_warmup + mcmc.num_samples
         self.start = mcmc.num_warmup + mcmc.num_samples % mcmc.thinning
-        several = self.chains > 1
-        self.mapped = several and mcmc.chain_method != "vectorized"  # one state per chain, or one of several chains
+        # one state per chain, or one of several chains
+        self.mapped = self.chains > 1 and mcmc.chain_method != "vectorized"
         first = jax.tree.map(lambda x: x[0], (keys, init_params)) if self.mapped else (keys, init_params)
         self.carry = jax.eval_shape(self._init, first)  # the carry of one program: of one chain, or of all chains
         collected = jax.eval_shape(self.collect, self.carry.state)
@@ -92,8 +134,7 @@ class Segments:
 
     def averaged(self, state: Any) -> Any:
         """The values of a state that are averaged."""
-        assert self.averages is not None
-        function = self.averages
+        function: Any = self.averages
         return self._over_chains_of(state, lambda z: function(self._constrained(z)))
 
     def _over_chains_of(self, state: Any, fn: Callable) -> Any:
@@ -130,7 +171,8 @@ class Segments:
         """Maps a function over chains, as NumPyro does."""
         method = self.mcmc.chain_method
         if method == "sequential":
-            over_chains = lambda trees: [fn(*_chain(trees, k)) for k in range(self.chains)]  # noqa: E731
+            chain = lambda trees, k: jax.tree.map(lambda x: x[k], trees)  # noqa: E731
+            over_chains = lambda trees: [fn(*chain(trees, k)) for k in range(self.chains)]  # noqa: E731
             return lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *over_chains(trees))
         return jax.pmap(fn) if isinstance(method, str) else method(fn)
 
@@ -167,10 +209,6 @@ def _attribute(state: Any, name: str) -> Any:
     for part in name.split("."):
         state = state[part] if isinstance(state, dict) else getattr(state, part)
     return state
-
-
-def _chain(tree: Any, k: int) -> Any:
-    return jax.tree.map(lambda x: x[k], tree)
 
 
 def _is_number(x: Any) -> bool:

@@ -15,7 +15,6 @@ import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
-import warnings
 import zipfile
 import zlib
 
@@ -24,7 +23,7 @@ from jax import random
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.utils.compat import stack_level
+from numpyro_sgmcmc.utils.compat import warn
 
 KEPT = 2  # number of states that are kept
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
@@ -113,10 +112,7 @@ def load(folder: Path, count: int, check_draws: Callable[[int], Any]) -> Checkpo
                 damaged.unlink()
             return Checkpoint(transition, draws, leaves)
         except UNREADABLE as error:
-            warnings.warn(
-                f"the checkpoint {path} is damaged ({error}); the run continues from the previous one.",
-                stacklevel=stack_level(),
-            )
+            warn(f"the checkpoint {path} is damaged ({error}); the run continues from the previous one.")
     if paths:
         raise ValueError(
             f"no checkpoint in {folder} can be read. To start again, remove the folder, or give another one."

@@ -116,15 +116,13 @@ class GrowingArray:
     @cached_property
     def _about(self) -> dict[str, Any]:
         name, rest = self.path.name, range(len(self.shape) - 1)
+        chunk = [self._length, *(max(1, n) for n in self.shape)]
         endian = {"configuration": {"endian": "little"}} if self.dtype.itemsize > 1 else {}
         return {
             "zarr_format": 3,
             "node_type": "array",
             "data_type": self.dtype.name,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": [self._length, *(max(1, n) for n in self.shape)]},
-            },
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": [0.0, 0.0] if self.dtype.kind == "c" else np.zeros((), self.dtype).item(),
             "codecs": [{"name": "bytes", **endian}],

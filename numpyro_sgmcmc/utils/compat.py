@@ -9,6 +9,7 @@ import sys
 import traceback
 from types import CodeType
 from typing import Any, TypeAlias
+import warnings
 
 import jax
 from jax.experimental.buffer_callback import buffer_callback as buffer_callback  # writes into XLA's buffers, on CPUs
@@ -64,12 +65,9 @@ def slow_threads() -> str:
     return " If it takes minutes, set OPENBLAS_NUM_THREADS=1 in the environment before Python starts."
 
 
-def stack_level() -> int:
-    """
-    The ``stacklevel`` with which a warning points to the user's own line. ``warnings.warn`` can skip files only from
-    Python 3.12 on.
-    """
-    level, frame = 1, sys._getframe(1)
+def warn(message: str) -> None:
+    """A warning that points to the user's own line. ``warnings.warn`` can skip files only from Python 3.12 on."""
+    level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in PACKAGES:
         level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(message, stacklevel=level)

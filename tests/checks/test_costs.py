@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_sgmcmc import SGLD
-from numpyro_sgmcmc.checks import costs
+from numpyro_sgmcmc.checks import before_start
 
 N, P, B = 200, 5, 10
 rng = np.random.default_rng(0)
@@ -87,11 +87,11 @@ def test_a_sparse_matrix_by_rows():
     ],
 )
 def test_data_that_are_used_before_they_are_indexed(model, few, warned, array, monkeypatch):
-    monkeypatch.setattr(costs, "FEW", few)
+    monkeypatch.setattr(before_start, "FEW", few)
     found = potential(model, array(X), array(Y))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        costs.warn_of_costs(found)
+        before_start.warn_of_costs(found)
     assert bool(caught) == warned["numpy" if array is np.asarray else "jax"]
     if caught:
         assert "of shape (200, 5), in every step, and not only with the 10 of 200 rows" in str(caught[0].message)

@@ -451,7 +451,7 @@ def made(z, values=None, plates=()) -> checks_with_data.WithData:
     potential = SimpleNamespace(plates={}, structure=SimpleNamespace(latents=latents))
     kernel = SGHMC(regression, rows=WithoutReplacement(), **RIGHT)
     run: Any = SimpleNamespace(kernel=kernel, potential=potential)
-    draws: Any = SimpleNamespace(z=z, names=["a", "b"], sites=["a", "b"])
+    draws = Draws(z, ("a", "b"), ("a", "b"))
     found: Any = SimpleNamespace(values=z if values is None else values, widened=())
     return checks_with_data.WithData(run, draws, found, Remedies(False), np.zeros((2, 2)))
 
