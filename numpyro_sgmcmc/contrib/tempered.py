@@ -179,8 +179,7 @@ class Tempered(MCMCKernel):
 
         :param init_params: as for the kernel; all replicas of a chain start there.
         """
-        if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-            rng_key = random.key_data(rng_key)
+        rng_key = raw_key(rng_key)
         if not is_key(rng_key) and len(rng_key) == 1:
             rng_key = rng_key[0]
         potential = self.kernel.potential(model_args, model_kwargs)

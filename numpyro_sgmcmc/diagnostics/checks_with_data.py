@@ -99,7 +99,7 @@ def power(run: WithData) -> Power:
 def looked_at(run: WithData) -> Line:
     """A line without a verdict."""
     gradients, n = run.gradients, len(run.draws.flat)
-    bits = f", {', '.join(gradients.widened)} in 32 bits" * bool(gradients.widened)
+    bits = f", {', '.join(gradients.widened)} widened to 32 bits" * bool(gradients.widened)
     shown = f"{n} draws, {'all rows' if gradients.whole else f'{gradients.rows} fresh rows'} each{bits}"
     return Line(n, shown, details={"passes": gradients.passes})
 
@@ -160,11 +160,11 @@ def _identity(
 
     places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
     by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
-    insignificant, overflow = ", not significant" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
+    by_chance, overflow = ", within chance" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
     cause = f", perhaps because the model overflows in the dtype of {overflow}" * bool(overflow)
     return Line(
         float(both[k]),
-        f"z = {plain(both[k])}, {told(names[k], effect[k], error[k])}{insignificant}",
+        f"z = {plain(both[k])}, {told(names[k], effect[k], error[k])}{by_chance}",
         f"z <= {limit[k]:.1f}, or less than {allowed}",
         seen=f"{told(names[most], effect[most], error[most])}{cause}",
         remedy="Give the model data of 32 bits" if overflow else "",

@@ -115,7 +115,7 @@ def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     limit = bound(tests, min(len(ours), len(theirs)), np.minimum(*ess.values()))
     sd = np.maximum(theirs.std((0, 1)), 1e-300)
     details: dict[str, Any] = {}
-    worst = ("ok", 0.0, "", 0.0)
+    worst = ("ok", 0.0, "", 0.0, 0.0)
     for key, statistic in STATISTICS.items():
         (first, e1), (second, e2) = statistic(ours), statistic(theirs)
         error, value = np.hypot(e1, e2) / sd, (first - second) / sd
@@ -124,9 +124,10 @@ def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
         for index in np.ndindex(*value.shape):
             size = abs(float(value[index]))
             verdict = graded(size, *tolerance) if not size <= limit[index] * error[index] else "ok"
-            where = f"{key}{list(index)}" if index else key
-            worst = max(worst, (verdict, size, where, float(error[index])), key=lambda w: (ORDER.index(w[0]), w[1]))
-    verdict, size, where, error = worst
+            where = f"{key} of element {list(index)}" if index else key
+            entry = verdict, size, where, float(error[index]), float(limit[index])
+            worst = max(worst, entry, key=lambda w: (ORDER.index(w[0]), w[1]))
+    verdict, size, where, error, most = worst
     advice = "the draws have another distribution than the reference"
     largest = float(np.max(details["mean_error"], initial=0))
     if verdict == "ok" and not largest <= UNCERTAIN:
@@ -145,7 +146,8 @@ def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
             )
             break
     shown = f"{size:.3f} +- {error:.3f}, {where}"
-    return Line(size, shown, "mean .1, sd .05, quantiles .15", verdict, advice, details)
+    allowed = f"mean .1, sd .05, quantiles .15, or within {most:.1f} standard errors of 0"
+    return Line(size, shown, allowed, verdict, advice, details)
 
 
 def _mean(x: np.ndarray) -> tuple:

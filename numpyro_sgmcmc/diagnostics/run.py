@@ -304,4 +304,7 @@ def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:
     if not mark or np.any(marks.data_changed) or np.all((marks.fingerprint == mark) | (marks.fingerprint == 0)):
         return None
     odd = not_an_array(*given)
-    return f": {odd[0]}" if odd else ""
+    if odd:
+        return f": {odd[0]}"
+    missing = [name for name in theirs if name not in ours]
+    return f": {' and '.join(missing)} of the run is missing" if missing else ""

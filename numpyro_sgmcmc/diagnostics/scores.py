@@ -112,7 +112,7 @@ def gradients(run: Run, draws: Draws, rng_key: jax.Array) -> Gradients:
         fitted, plain = values - slope * away, values - away
         values = np.where(fitted.var(0) < CLEARLY * plain.var(0), fitted, plain)
     rows = size if whole else batch
-    passes = len(z) * rows / max(size, 1) * (1 if whole else 2) + (not whole)
+    passes = len(z) * rows / max(size, 1) * (2 if controlled else 1) + controlled
     return Gradients(values.reshape(draws.z.shape), rows, whole, passes, widened_names)
 
 

@@ -9,7 +9,7 @@ The bias of an average :math:`\bar\phi_h` is :math:`b h^K + O(h^{K+1})` (Talay &
     w = \max(0,\; 1 - \mathrm{se}^2 / (\bar\phi_{h/2} - \bar\phi_h)^2).
 
 The factor w keeps the extrapolation from adding noise if there is no significant change. K is 1 for first-order words
-and for independent minibatches, 2 for symmetric words with full gradients, with reshuffled rows, or with NOGIN. In the
+and for independent minibatches, 2 for symmetric words (and ``BAOA``, whose z are those of ``BAOAB``) with full gradients, with reshuffled rows, or with NOGIN. In the
 same way, twice the batch size reduces the variance of the gradient noise, :math:`\propto 1/n - 1/N`, and to first order
 the bias that it causes.
 """
@@ -125,6 +125,8 @@ def order(kernel: SGMCMC, minibatched: bool) -> int:
     """The order K of the bias in h, see above."""
     word = getattr(kernel.integrator, "word", "")
     white = minibatched and getattr(kernel.rows, "independent", False) and not kernel.integrator.needs_variance
+    if word and not kernel.dynamics.flows[word[0]].moves:
+        word += word[0]  # BAOA is BAOAB, seen after half of its last kick, which leaves z as it is
     return 1 if white or "E" in word or word != word[::-1] else 2
 
 

@@ -771,7 +771,7 @@ def test_narrow_data_that_overflow(largest, verdict):
     kernel = SGHMC(squares, step_size=0.02, friction=5.0, steps_per_sample=20)
     found = summary(short(kernel, x, y, num_samples=500), x, y)
     assert found["score"]["verdict"] == {"right": "ok"}.get(verdict, verdict), str(found)
-    assert "argument 1 in 32 bits" in found.all()
+    assert "argument 1 widened to 32 bits" in found.all()
     if largest == 30:
         assert ", perhaps because the model overflows in the dtype of argument 1" in found["score"]["advice"]
 
