@@ -28,7 +28,7 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.schedules import schedule_index
 from numpyro_sgmcmc.tuning.coordinates import gradient_in_x, sites_at
-from numpyro_sgmcmc.tuning.start import gradient_variance
+from numpyro_sgmcmc.tuning.start import gradient_variance, with_given
 from numpyro_sgmcmc.types import (
     Adaptive,
     Dynamics,
@@ -300,8 +300,3 @@ class Chain:
         marks = RarelyChanging.unpacked(state.marks)
         wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
         return (wraps > 0) | (i > end)
-
-
-def with_given(z: Sites, init_params: Sites) -> Sites:
-    """The position ``z`` but for the given sites."""
-    return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.checks.before_start import check_not_mapped, check_settings_fit
 from numpyro_sgmcmc.data.row_array import RowArray
-from numpyro_sgmcmc.engine.chain import Chain, with_given
+from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.metropolis import is_reversible
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.gradients.second_order import Hessian
@@ -44,7 +44,7 @@ from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional, raveled
 from numpyro_sgmcmc.tuning.data_share import chosen_centering, passes_of_centering
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
 from numpyro_sgmcmc.tuning.search import expected_passes
-from numpyro_sgmcmc.tuning.start import best_of_several, descents_of, passes_of
+from numpyro_sgmcmc.tuning.start import best_of_several, descents_of, passes_of, with_given
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.tuning.warm_up import Settings

@@ -78,6 +78,11 @@ def best_of_several(
     return jax.tree.map(lambda x: x[0], lax.fori_loop(0, 2 if descents else 1, ordered, draws))
 
 
+def with_given(z: Sites, init_params: Sites) -> Sites:
+    """The position ``z`` but for the given sites."""
+    return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
+
+
 def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
     """The energy where it has a finite gradient, otherwise infinity: no sampler can start elsewhere."""
 
