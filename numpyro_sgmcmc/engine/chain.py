@@ -190,13 +190,11 @@ class Chain:
         return sites_at(state.settings.coordinates, state.phase.z, potential.prototype)
 
     def _still_refused(self, state: SGMCMCState) -> jax.Array:
-        """
-        The number of steps refused in a row, after an accepted step. It is 0, unless the step began at the position
-        that the chain had gone back to: then it has not evaluated a new one. Comparing one coordinate is enough,
-        because the noise moves all of them.
-        """
+        """The number of steps refused in a row, after an accepted step."""
         if not self.integrator.evaluates_start:
             return jnp.zeros_like(state.refused)
+        # a step from the position that the chain has gone back to has evaluated no new one. The noise moves all
+        # coordinates, so one is enough
         here, known = (jax.tree.leaves(z)[0].ravel()[0] for z in (state.phase.z, state.last_finite))
         return jnp.where(here == known, state.refused, 0)
 
@@ -236,7 +234,7 @@ class Chain:
     ) -> Evaluation:
         """
         The estimator's gradient at ``z`` from rows of this chain's scheme, whose data on disk have been ``read``. Each
-        device looks up its own share, weighted if the shares are unequal.
+        device looks up its own share.
         """
         potential = potential.using_rows(rows, read, row_weights(self.rows, potential.plates))
         return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)

@@ -70,7 +70,6 @@ class TunedChain(Chain):
 
     @property
     def tuner(self) -> Tuner:
-        """Chooses the settings."""
         rule = StepRule(self.dynamics, self.integrator.needs_variance)
         options = self.steps_per_sample, self.dense_mass, self.known, self.layout
         return Tuner(rule, self.gradient, self.rows, *options)
@@ -135,13 +134,13 @@ class TunedChain(Chain):
                 "groups are those of one plate. Leave order= out."
             )
         rows = max(plate.batch_size for plate in potential.plates.values())
-        d = sum(site.size for site in potential.prototype.values())
+        d = trees.size(potential.prototype)
         return form and (order == 2 or bool(sites_to_centre(potential)) or d >= FEW_COORDINATES * rows)
 
     def announced(self, potential: ModelPotential) -> str:
         if self.known is not None:
             return ""
-        d = sum(site.size for site in potential.prototype.values())
+        d = trees.size(potential.prototype)
         passes = float(f"{expected_passes(potential, self.layout):.1g}")
         return f"searching for a normal approximation in {d} coordinates: about {passes:g} passes over the data"
 
@@ -182,8 +181,12 @@ class TunedChain(Chain):
         return h * self.schedule(after * state.settings.steps_per_sample).astype(h.dtype)
 
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
-        """Whether a step has ended in finite values, with an energy that chance allows."""
-        return finite & self._possible(old, new, h)
+        """Whether chance also allows the kinetic energy, or without a momentum the length of the step."""
+        temperature = self.dynamics.temperature(new)
+        if isinstance(temperature, TemperatureFromSteps):
+            temperature = squared_step(new.z, old.z, h, batched=False)
+        d = new.z.size
+        return finite if isinstance(temperature, tuple) else finite & _is_possible(d * temperature, d)
 
     def with_falls(
         self, taken: jax.Array, impossible: jax.Array, old: Phase, new: Phase, gradient: Any
@@ -196,14 +199,6 @@ class TunedChain(Chain):
         shorter = jnp.where(falls, 1 / jnp.sqrt(jnp.maximum(temperature, 1)), 1)
         return taken | falls, new._replace(momentum=jax.tree.map(lambda p: shorter * p, new.momentum))
 
-    def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
-        """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""
-        temperature = self.dynamics.temperature(new)
-        if isinstance(temperature, TemperatureFromSteps):
-            temperature = squared_step(new.z, old.z, h, batched=False)
-        d = new.z.size
-        return jnp.asarray(True) if isinstance(temperature, tuple) else _is_possible(d * temperature, d)
-
     def passes_a_test(self, potential: ModelPotential) -> bool:
         """With all rows, steps of reversible words do, so that their size does not bias the draws."""
         return is_reversible(self.integrator, potential)
@@ -211,12 +206,8 @@ class TunedChain(Chain):
     # -- the warm-up --------------------------------------------------------------------------------------------
 
     def before(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
-        """
-        The state before a transition, with the settings that the warm-up has found so far.
-
-        After the warm-up nothing is computed. This is a loop of one iteration or none, because XLA updates the
-        variables of a loop in place, while a conditional would copy the moments of the warm-up in every transition.
-        """
+        # nothing is computed after the warm-up: a loop of one iteration or none, whose variables XLA updates in place,
+        # while a conditional would copy the moments of the warm-up in every transition
         t = state.warm_up.transition
         during = (t <= state.warm_up.num_warmup).astype(jnp.int32)
         state = lax.fori_loop(0, during, lambda _, state: self._updated(potential, state), state)

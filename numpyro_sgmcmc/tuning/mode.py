@@ -17,8 +17,7 @@ from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
-from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
-from numpyro_sgmcmc.tuning.start import with_given
+from numpyro_sgmcmc.tuning.start import falling_adam, minimise, with_given
 from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
@@ -103,7 +102,7 @@ def find_mode(
 
     # whatever differs between rounds and segments is an argument, so that all use the same compiled program
     def advance(potential: Potential, state: Any, steps: Any, units: Sites, key_rows: Any, key_model: Any) -> Any:
-        loss = lambda u, rows, key: potential.estimate(_times(u, units), rows, key)  # noqa: E731
+        loss = lambda u, rows, key: potential.estimate(jax.tree.map(jnp.multiply, u, units), rows, key)  # noqa: E731
         return minimise(loss, optimizer, state, steps, Reshuffled(), potential.plates, key_rows, key_model)
 
     model = with_local(model, local)
@@ -122,7 +121,7 @@ def find_mode(
         label = None if not progress_bar else f"mode, round {k + 1}" if k else "mode"
         for steps in segments(k * num_steps, num_steps, label):
             state = jax.block_until_ready(descent(state, steps, units, key_rows, key_model))
-        z = _times(optimizer.get_params(state), units)
+        z = jax.tree.map(jnp.multiply, optimizer.get_params(state), units)
         distance = float(check(z, key_check))
         if distance <= 1:
             return z
@@ -169,10 +168,6 @@ def segments(first: int, num_steps: int, label: str | None) -> Iterator[tuple[in
             if begin < end:
                 yield first + begin, first + end
                 bar.update(end - begin)
-
-
-def _times(u: Sites, units: Sites) -> Sites:
-    return jax.tree.map(jnp.multiply, u, units)
 
 
 def _grown(units: Sites, begin: Sites, end: Sites, num_steps: int) -> Sites:

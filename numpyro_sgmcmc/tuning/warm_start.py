@@ -15,8 +15,8 @@ from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled
-from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
 from numpyro_sgmcmc.tuning.mode import initialised, model_arguments, segments, start_at
+from numpyro_sgmcmc.tuning.start import falling_adam, minimise
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
 
