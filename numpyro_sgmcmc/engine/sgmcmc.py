@@ -115,11 +115,11 @@ class SGMCMC(MCMCKernel):
     _frozen = False
     transforms: Transforms | None = None  # of the sites; None: those of NumPyro
     dynamics: Any = _part("dynamics", "The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.")
-    integrator: Integrator = _part("integrator", "Usually a word, see :class:`~numpyro_sgmcmc.Splitting`.")
+    integrator: Integrator = _part("integrator", "The integrator, usually a :class:`~numpyro_sgmcmc.Splitting`.")
     gradient: GradientEstimator = _part("gradient", "The gradient estimator.")
     rows: RowScheme = _part("rows", "The row scheme.")
     schedule: Schedule = _part("schedule", "Step index -> h.")
-    steps_per_sample: int | None = _part("steps_per_sample", "Steps per draw; None: the warm-up chooses them.")
+    steps_per_sample: int | None = _part("steps_per_sample", "Integrator steps per draw; None: the warm-up chooses.")
 
     def __init__(
         self,

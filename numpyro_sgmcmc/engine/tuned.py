@@ -66,7 +66,6 @@ class TunedChain(Chain):
 
     tuned: ClassVar[bool] = True
     batch_size: ClassVar[Any] = AUTOMATIC
-    balances: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def tuner(self) -> Tuner:
@@ -115,8 +114,7 @@ class TunedChain(Chain):
         z = jax.tree.map(lambda x: jnp.zeros_like(x[0] if several else x), state.z)
         gradient_state = self.gradient.start(potential, z, random.key(0))
         if self.may_expand(potential):
-            hessian = Hessian.unknown(settings.coordinates, raveled(z))
-            gradient_state = gradient_state._replace(hessian=hessian)
+            gradient_state = gradient_state._replace(hessian=Hessian.unknown(settings.coordinates, raveled(z)))
         return state._replace(gradient_state=gradient_state)
 
     def may_expand(self, potential: ModelPotential) -> bool:
@@ -166,8 +164,7 @@ class TunedChain(Chain):
         given = self.known is not None or self.init_strategy is not None
         if given or on_disk or GIBBS_SITES_KWARG in potential.kwargs:
             return 0
-        sites = potential.structure.sites.values()
-        observed = sum(math.prod(site.log_prob_shape) for site in sites if site.observed)
+        observed = sum(math.prod(s.log_prob_shape) for s in potential.structure.sites.values() if s.observed)
         return descents_of(potential, observed, chains)
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -228,8 +225,8 @@ class TunedChain(Chain):
         gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
         new = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
         gradient_state = new.gradient_state if shared else without(new.gradient_state)
-        known = {"settings": new.settings, "warm_up": new.warm_up, "gradient_state": gradient_state}
-        state = state.with_phase(without(new.phase), **known)
+        state = state._replace(settings=new.settings, warm_up=new.warm_up, gradient_state=gradient_state)
+        state = state.with_phase(without(new.phase))
         changed = partial(trees.where, new.renewed)
         if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
             state = state._replace(last_finite=changed(state.x, state.last_finite))
