@@ -226,7 +226,12 @@ class SGMCMC(MCMCKernel):
         if search:
             logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
         if not mapped:
-            self._check_values(on_potential, potential, state, first, arguments)
+            z, key, energies, exchanged = first
+            check_finite(on_potential, potential, z, key, *arguments)
+            check_energies(energies)
+            check_single_rows(exchanged)
+            self._check_start(on_potential, z, state)
+            warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # in a map over chains the start has no values; another start, made here, has
             with jax.ensure_compile_time_eval():
@@ -235,17 +240,6 @@ class SGMCMC(MCMCKernel):
                 check_single_rows(exchanged)
         warn_before_run(potential, chain.rows)
         return state
-
-    def _check_values(
-        self, on_potential: Callable, potential: ModelPotential, state: SGMCMCState, first: Any, arguments: tuple
-    ) -> None:
-        """Checks that need the values at the start."""
-        z, key, energies, exchanged = first
-        check_finite(on_potential, potential, z, key, *arguments)
-        check_energies(energies)
-        check_single_rows(exchanged)
-        self._check_start(on_potential, z, state)
-        warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
 
     def _check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``. ``z``: of the first chain."""

@@ -40,8 +40,7 @@ class Moments(NamedTuple):
 
     def restarted(self) -> "Moments":
         """The sums of a new round, which goes on from the draws of this one."""
-        draws, blocks, outer = map(jnp.zeros_like, (self.draws, self.blocks, self.outer))
-        return Moments(draws, blocks, outer, self.places)
+        return jax.tree.map(jnp.zeros_like, self)._replace(places=self.places)
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
         """The sums with another draw of each chain, and with the gradients there from two minibatches."""

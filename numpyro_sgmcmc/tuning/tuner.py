@@ -16,7 +16,8 @@ After half of the warm-up the settings are frozen, and the second half checks th
 settings are corrected once more, and the last quarter checks the correction. If it fails at the end, there is a last
 correction, which is not checked.
 
-The noise, and how far the posterior is from normal, determine the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`).
+The noise, and how far the posterior is from normal, determine the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`,
+:mod:`~numpyro_sgmcmc.tuning.choice`).
 A draw takes :math:`l / h` steps. Its length l is 1, or up to 4 if the draws of a round depend on each other more than
 they would for a standard normal.
 """

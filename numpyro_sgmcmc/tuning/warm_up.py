@@ -20,9 +20,7 @@ NOT_SHOWN = frozenset(["noise_variance", "contiguous"])  # fields of Settings th
 
 
 class Scores(NamedTuple):
-    """
-    Scores of the worst coordinate of a round, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round.
-    """
+    """Scores of a round's worst coordinate, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round."""
 
     gradient: jax.Array
     virial: jax.Array
