@@ -4,8 +4,4 @@ from numpyro_sgmcmc.engine.settings import settings
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
 
-__all__ = [
-    "SGMCMC",
-    "SGMCMCState",
-    "settings",
-]
+__all__ = ["SGMCMC", "SGMCMCState", "settings"]

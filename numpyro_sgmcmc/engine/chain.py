@@ -28,7 +28,7 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.schedules import schedule_index
 from numpyro_sgmcmc.tuning.coordinates import gradient_in_x, sites_at
-from numpyro_sgmcmc.tuning.start import gradient_variance
+from numpyro_sgmcmc.tuning.start import gradient_variance, with_given
 from numpyro_sgmcmc.types import (
     Adaptive,
     Dynamics,
@@ -73,7 +73,7 @@ class Chain:
     @property
     def balances(self) -> bool:
         """Whether the default start is in the bulk of the posterior, where the thermostats are at equilibrium."""
-        return isinstance(self.dynamics, Thermostatted) and self.init_strategy is None
+        return isinstance(self.dynamics, Thermostatted) and self.init_strategy is None and not self.tuned
 
     def first(
         self, potential: ModelPotential, z: Sites, rows: Rows, gradient_state: Any, balanced: bool, keys: tuple
@@ -190,13 +190,11 @@ class Chain:
         return sites_at(state.settings.coordinates, state.phase.z, potential.prototype)
 
     def _still_refused(self, state: SGMCMCState) -> jax.Array:
-        """
-        The number of steps refused in a row, after an accepted step. It is 0, unless the step began at the position
-        that the chain had gone back to: then it has not evaluated a new one. Comparing one coordinate is enough,
-        because the noise moves all of them.
-        """
+        """The number of steps refused in a row, after an accepted step."""
         if not self.integrator.evaluates_start:
             return jnp.zeros_like(state.refused)
+        # a step from the position that the chain has gone back to has evaluated no new one. The noise moves all
+        # coordinates, so one is enough
         here, known = (jax.tree.leaves(z)[0].ravel()[0] for z in (state.phase.z, state.last_finite))
         return jnp.where(here == known, state.refused, 0)
 
@@ -236,7 +234,7 @@ class Chain:
     ) -> Evaluation:
         """
         The estimator's gradient at ``z`` from rows of this chain's scheme, whose data on disk have been ``read``. Each
-        device looks up its own share, weighted if the shares are unequal.
+        device looks up its own share.
         """
         potential = potential.using_rows(rows, read, row_weights(self.rows, potential.plates))
         return self.gradient.evaluate(potential, z, rows, gradient_state, rng_key)
@@ -300,8 +298,3 @@ class Chain:
         marks = RarelyChanging.unpacked(state.marks)
         wraps, i, end = (jnp.ravel(x)[0] for x in (marks.wraps, state.i, marks.num_warmup))
         return (wraps > 0) | (i > end)
-
-
-def with_given(z: Sites, init_params: Sites) -> Sites:
-    """The position ``z`` but for the given sites."""
-    return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}

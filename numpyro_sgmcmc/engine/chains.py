@@ -19,7 +19,7 @@ from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import for_devices, is_contiguous, next_rows
-from numpyro_sgmcmc.tuning.start import descend
+from numpyro_sgmcmc.tuning.start import mean_field
 from numpyro_sgmcmc.tuning.warm_up import Settings
 from numpyro_sgmcmc.types import RowsState, Sites
 from numpyro_sgmcmc.utils.validation import is_key
@@ -73,7 +73,7 @@ class Chains:
         z = chain.start(usual, key_z, rows, init_params, chains)
         balanced = chain.balances and init_params is None
         if balanced:
-            z = descend(usual, z, *random.split(key_descent), contiguous=is_contiguous(chain.rows))
+            z, _ = mean_field(usual, z, *random.split(key_descent), contiguous=is_contiguous(chain.rows))
         key_energy, key_start, key_first = random.split(key_gradient, 3)
         energies = usual.by_site(z, rows, key_energy)
         energy = sum(energies.values(), start=jnp.zeros(()))

@@ -23,10 +23,7 @@ class Bar:
     """
 
     def __init__(self):
-        self._plate: Plate | None = None
-        self._before: Any = None
-        self._text = ""
-        self._looked: tuple[float, int] | None = None  # time of the last update, and steps at that time
+        self.begin({})
 
     def __reduce__(self):
         return Bar, ()
@@ -34,7 +31,8 @@ class Bar:
     def begin(self, plates: Mapping[str, Plate], text: str = "") -> None:
         """Called at the start of a run on these plates; ``text`` is shown until the second transition."""
         self._plate = max(plates.values(), default=None)
-        self._before, self._looked, self._text = None, None, text
+        self._text, self._before = text, None
+        self._looked: tuple[float, int] | None = None  # time of the last update, and steps at that time
 
     def __call__(self, state: Any) -> str:
         steps = getattr(getattr(state, "settings", None), "steps_per_sample", None)

@@ -35,11 +35,7 @@ Block = tuple[np.ndarray, ...]  # rows of each source
 
 
 class ReadAhead:
-    """
-    Reads the rows of a block from each source, while a thread reads those of the next block.
-
-    :param sources: the sources; the same rows are read from all of them.
-    """
+    """Reads the rows of a block from each of its sources, while a thread reads those of the next block."""
 
     def __init__(self, sources: Sequence[OnDisk]):
         self._sources = sources

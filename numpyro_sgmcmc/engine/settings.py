@@ -137,7 +137,6 @@ def _verdicts(mcmc: MCMC, state: SGMCMCState, scores: Scores) -> np.ndarray:
     of_warm_up = [verdict_on_warm_up(of_chain, limit) for of_chain in checks.reshape(-1, checks.shape[-1])]
     if run is not None and state.scores != ():
         of_warm_up = [run.verdict.after(verdict) for verdict in of_warm_up]
-    verdicts = (
-        of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)
-    )  # a doubt is never better than the check
+    # a doubt is never better than the check
+    verdicts = of_warm_up if of_draws == "ok" else [of_draws] * len(of_warm_up)
     return np.array(verdicts).reshape(checks.shape[:-1])

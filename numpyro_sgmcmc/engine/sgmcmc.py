@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import copy
 from functools import partial
 import logging
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -33,19 +34,16 @@ from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.types import (
-    Checked,
-    Dynamics,
-    GradientEstimator,
-    Integrator,
-    RowScheme,
-    Schedule,
-    Sites,
-)
+from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import slow_threads
 from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_model, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
+
+
+def _part(name: str, doc: str) -> Any:
+    """A property: a part of the chain."""
+    return property(attrgetter(f"chain.{name}"), doc=doc)
 
 
 class SGMCMC(MCMCKernel):
@@ -116,6 +114,12 @@ class SGMCMC(MCMCKernel):
     missing_step_size = ""  # in kernels whose warm-up cannot choose a step size: what to give
     _frozen = False
     transforms: Transforms | None = None  # of the sites; None: those of NumPyro
+    dynamics: Any = _part("dynamics", "The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.")
+    integrator: Integrator = _part("integrator", "The integrator, usually a :class:`~numpyro_sgmcmc.Splitting`.")
+    gradient: GradientEstimator = _part("gradient", "The gradient estimator.")
+    rows: RowScheme = _part("rows", "The row scheme.")
+    schedule: Schedule = _part("schedule", "Step index -> h.")
+    steps_per_sample: int | None = _part("steps_per_sample", "Integrator steps per draw; None: the warm-up chooses.")
 
     def __init__(
         self,
@@ -164,38 +168,6 @@ class SGMCMC(MCMCKernel):
             )
         object.__setattr__(self, name, value)
 
-    # -- the parts of the chain ---------------------------------------------------------------------------------
-
-    @property
-    def steps_per_sample(self) -> int | None:
-        """Integrator steps per draw; None: the number that the warm-up chooses."""
-        return self.chain.steps_per_sample
-
-    @property
-    def dynamics(self) -> Any:
-        """The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`."""
-        return self.chain.dynamics
-
-    @property
-    def integrator(self) -> Integrator:
-        """The integrator; usually a word, see :class:`~numpyro_sgmcmc.Splitting`."""
-        return self.chain.integrator
-
-    @property
-    def gradient(self) -> GradientEstimator:
-        """The gradient estimator."""
-        return self.chain.gradient
-
-    @property
-    def rows(self) -> RowScheme:
-        """The row scheme."""
-        return self.chain.rows
-
-    @property
-    def schedule(self) -> Schedule:
-        """Step index -> h."""
-        return self.chain.schedule
-
     # -- the contract with MCMC ----------------------------------------------------------------------------------
 
     @property
@@ -205,15 +177,11 @@ class SGMCMC(MCMCKernel):
 
     @property
     def _sample_fn(self) -> Callable:
-        # MCMC calls `init` again on a resume if this is None. There is nothing to rebuild here, so the result of that
-        # `init` would be thrown away.
+        # if this is None, MCMC calls `init` again on a resume, in vain: there is nothing to rebuild
         return self.sample
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
-        """
-        Rows, passes over the data, speed, and chains that do not move. They describe the state before ``state``, which
-        is still being computed.
-        """
+        """The text of the progress bar, see :class:`~numpyro_sgmcmc.engine.progress_bar.Bar`."""
         return self._bar(state)
 
     def init(
@@ -244,7 +212,10 @@ class SGMCMC(MCMCKernel):
         check_data(potential, *arguments)
         on_potential = partial(self.compiled, model_args=model_args, model_kwargs=model_kwargs)
         kernel = self.replace(chain=self.chain.for_run(potential, rng_key, on_potential))
-        search = kernel._announced(potential)
+        search = kernel.chain.announced(potential)
+        self._bar.begin(potential.plates, search)
+        if search:
+            logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
         mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
 
         def start(potential, rng_key, init_params):
@@ -255,7 +226,12 @@ class SGMCMC(MCMCKernel):
         if search:
             logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
         if not mapped:
-            self._check_values(on_potential, potential, state, first, arguments)
+            z, key, energies, exchanged = first
+            check_finite(on_potential, potential, z, key, *arguments)
+            check_energies(energies)
+            check_single_rows(exchanged)
+            self._check_start(on_potential, z, state)
+            warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
         elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
             # in a map over chains the start has no values; another start, made here, has
             with jax.ensure_compile_time_eval():
@@ -264,25 +240,6 @@ class SGMCMC(MCMCKernel):
                 check_single_rows(exchanged)
         warn_before_run(potential, chain.rows)
         return state
-
-    def _announced(self, potential: ModelPotential) -> str:
-        """Begins the progress bar, and says what the warm-up does before the first draw."""
-        search = self.chain.announced(potential)
-        self._bar.begin(potential.plates, search)
-        if search:
-            logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
-        return search
-
-    def _check_values(
-        self, on_potential: Callable, potential: ModelPotential, state: SGMCMCState, first: Any, arguments: tuple
-    ) -> None:
-        """Checks that need the values at the start."""
-        z, key, energies, exchanged = first
-        check_finite(on_potential, potential, z, key, *arguments)
-        check_energies(energies)
-        check_single_rows(exchanged)
-        self._check_start(on_potential, z, state)
-        warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
 
     def _check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``. ``z``: of the first chain."""
@@ -307,8 +264,9 @@ class SGMCMC(MCMCKernel):
 
     def potential(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential that is sampled."""
-        data = model_args, model_kwargs
-        return ModelPotential.from_model(self.sampled_model, *data, self._batch_size, self.transforms)
+        return ModelPotential.from_model(
+            self.sampled_model, model_args, model_kwargs, self._batch_size, self.transforms
+        )
 
     def potential_of_values(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential of NumPyro's unconstrained values."""
@@ -317,11 +275,7 @@ class SGMCMC(MCMCKernel):
     def compiled(
         self, fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | None, *, values: bool = False
     ) -> Callable:
-        """
-        ``fn(potential, *rest)`` as a compiled function of ``rest``.
-
-        :param values: whether the potential is that of NumPyro's unconstrained values.
-        """
+        """``fn(potential, *rest)`` as a compiled function of ``rest``; ``values``: for :meth:`potential_of_values`."""
         transforms = None if values else self.transforms
         return compiled(fn, self.sampled_model, model_args, model_kwargs, self._batch_size, transforms)
 

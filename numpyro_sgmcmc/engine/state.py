@@ -131,24 +131,6 @@ class SGMCMCState(NamedTuple):
         """The numbers collected with every draw for the checks of :mod:`~numpyro_sgmcmc.report.run_checks`."""
         return Collected(_packed(self), jnp.size(self.i), self.averages)
 
-    def _monitor(self) -> Monitor:
-        batched = jnp.ndim(self.i) == 1
-        by_steps = isinstance(self.temperature, TemperatureFromSteps)
-        return Monitor(
-            chain=jnp.arange(len(self.i)) if batched else 0,
-            refused=self.refused,
-            diverging=self.diverging,
-            temperature=jnp.nan if isinstance(self.temperature, tuple) else self.temperature,
-            step_size=self.step_size,
-            data_changed=RarelyChanging.unpacked(self.marks).data_changed,
-            energy=self.potential_estimate,
-            # chains that are tuned one by one have coordinates of their own
-            place=projection(self.phase.z if batched else self.z, batched),
-            jump=squared_step(self.phase.z, self.last_finite, self.step_size, batched) if by_steps else 0.0,
-            **self.settings.kept,
-            **(RunNumbers(*self.scores.numbers)._asdict() if isinstance(self.scores, RunScores) else {}),
-        )
-
     @property
     def averages(self) -> ScoreAverages:
         """The latent sites of a chain."""
@@ -158,8 +140,23 @@ class SGMCMCState(NamedTuple):
 
 @jax.jit
 def _packed(state: SGMCMCState) -> jax.Array:
-    """A program, because MCMC evaluates the monitor once outside of any."""
-    return state._monitor().packed()
+    """The numbers of a monitor, from a program, because MCMC evaluates them once outside of any."""
+    batched = jnp.ndim(state.i) == 1
+    by_steps = isinstance(state.temperature, TemperatureFromSteps)
+    return Monitor(
+        chain=jnp.arange(len(state.i)) if batched else 0,
+        refused=state.refused,
+        diverging=state.diverging,
+        temperature=jnp.nan if isinstance(state.temperature, tuple) else state.temperature,
+        step_size=state.step_size,
+        data_changed=RarelyChanging.unpacked(state.marks).data_changed,
+        energy=state.potential_estimate,
+        # chains that are tuned one by one have coordinates of their own
+        place=projection(state.phase.z if batched else state.z, batched),
+        jump=squared_step(state.phase.z, state.last_finite, state.step_size, batched) if by_steps else 0.0,
+        **state.settings.kept,
+        **(RunNumbers(*state.scores.numbers)._asdict() if isinstance(state.scores, RunScores) else {}),
+    ).packed()
 
 
 def axes_of_chains(chain: Any) -> Any:

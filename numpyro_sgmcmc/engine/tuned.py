@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.checks.before_start import check_not_mapped, check_settings_fit
 from numpyro_sgmcmc.data.row_array import RowArray
-from numpyro_sgmcmc.engine.chain import Chain, with_given
+from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.metropolis import is_reversible
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.gradients.second_order import Hessian
@@ -44,7 +44,7 @@ from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional, raveled
 from numpyro_sgmcmc.tuning.data_share import chosen_centering, passes_of_centering
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
 from numpyro_sgmcmc.tuning.search import expected_passes
-from numpyro_sgmcmc.tuning.start import best_of_several, descents_of, passes_of
+from numpyro_sgmcmc.tuning.start import best_of_several, descents_of, passes_of, with_given
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.tuning.warm_up import Settings
@@ -66,11 +66,9 @@ class TunedChain(Chain):
 
     tuned: ClassVar[bool] = True
     batch_size: ClassVar[Any] = AUTOMATIC
-    balances: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def tuner(self) -> Tuner:
-        """Chooses the settings."""
         rule = StepRule(self.dynamics, self.integrator.needs_variance)
         options = self.steps_per_sample, self.dense_mass, self.known, self.layout
         return Tuner(rule, self.gradient, self.rows, *options)
@@ -116,8 +114,7 @@ class TunedChain(Chain):
         z = jax.tree.map(lambda x: jnp.zeros_like(x[0] if several else x), state.z)
         gradient_state = self.gradient.start(potential, z, random.key(0))
         if self.may_expand(potential):
-            hessian = Hessian.unknown(settings.coordinates, raveled(z))
-            gradient_state = gradient_state._replace(hessian=hessian)
+            gradient_state = gradient_state._replace(hessian=Hessian.unknown(settings.coordinates, raveled(z)))
         return state._replace(gradient_state=gradient_state)
 
     def may_expand(self, potential: ModelPotential) -> bool:
@@ -135,13 +132,13 @@ class TunedChain(Chain):
                 "groups are those of one plate. Leave order= out."
             )
         rows = max(plate.batch_size for plate in potential.plates.values())
-        d = sum(site.size for site in potential.prototype.values())
+        d = trees.size(potential.prototype)
         return form and (order == 2 or bool(sites_to_centre(potential)) or d >= FEW_COORDINATES * rows)
 
     def announced(self, potential: ModelPotential) -> str:
         if self.known is not None:
             return ""
-        d = sum(site.size for site in potential.prototype.values())
+        d = trees.size(potential.prototype)
         passes = float(f"{expected_passes(potential, self.layout):.1g}")
         return f"searching for a normal approximation in {d} coordinates: about {passes:g} passes over the data"
 
@@ -167,8 +164,7 @@ class TunedChain(Chain):
         given = self.known is not None or self.init_strategy is not None
         if given or on_disk or GIBBS_SITES_KWARG in potential.kwargs:
             return 0
-        sites = potential.structure.sites.values()
-        observed = sum(math.prod(site.log_prob_shape) for site in sites if site.observed)
+        observed = sum(math.prod(s.log_prob_shape) for s in potential.structure.sites.values() if s.observed)
         return descents_of(potential, observed, chains)
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -182,8 +178,12 @@ class TunedChain(Chain):
         return h * self.schedule(after * state.settings.steps_per_sample).astype(h.dtype)
 
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
-        """Whether a step has ended in finite values, with an energy that chance allows."""
-        return finite & self._possible(old, new, h)
+        """Whether chance also allows the kinetic energy, or without a momentum the length of the step."""
+        temperature = self.dynamics.temperature(new)
+        if isinstance(temperature, TemperatureFromSteps):
+            temperature = squared_step(new.z, old.z, h, batched=False)
+        d = new.z.size
+        return finite if isinstance(temperature, tuple) else finite & _is_possible(d * temperature, d)
 
     def with_falls(
         self, taken: jax.Array, impossible: jax.Array, old: Phase, new: Phase, gradient: Any
@@ -196,14 +196,6 @@ class TunedChain(Chain):
         shorter = jnp.where(falls, 1 / jnp.sqrt(jnp.maximum(temperature, 1)), 1)
         return taken | falls, new._replace(momentum=jax.tree.map(lambda p: shorter * p, new.momentum))
 
-    def _possible(self, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
-        """Whether chance allows the kinetic energy after a step, or without a momentum the length of the step."""
-        temperature = self.dynamics.temperature(new)
-        if isinstance(temperature, TemperatureFromSteps):
-            temperature = squared_step(new.z, old.z, h, batched=False)
-        d = new.z.size
-        return jnp.asarray(True) if isinstance(temperature, tuple) else _is_possible(d * temperature, d)
-
     def passes_a_test(self, potential: ModelPotential) -> bool:
         """With all rows, steps of reversible words do, so that their size does not bias the draws."""
         return is_reversible(self.integrator, potential)
@@ -211,12 +203,8 @@ class TunedChain(Chain):
     # -- the warm-up --------------------------------------------------------------------------------------------
 
     def before(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:
-        """
-        The state before a transition, with the settings that the warm-up has found so far.
-
-        After the warm-up nothing is computed. This is a loop of one iteration or none, because XLA updates the
-        variables of a loop in place, while a conditional would copy the moments of the warm-up in every transition.
-        """
+        # nothing is computed after the warm-up: a loop of one iteration or none, whose variables XLA updates in place,
+        # while a conditional would copy the moments of the warm-up in every transition
         t = state.warm_up.transition
         during = (t <= state.warm_up.num_warmup).astype(jnp.int32)
         state = lax.fori_loop(0, during, lambda _, state: self._updated(potential, state), state)
@@ -237,8 +225,8 @@ class TunedChain(Chain):
         gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
         new = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
         gradient_state = new.gradient_state if shared else without(new.gradient_state)
-        known = {"settings": new.settings, "warm_up": new.warm_up, "gradient_state": gradient_state}
-        state = state.with_phase(without(new.phase), **known)
+        state = state._replace(settings=new.settings, warm_up=new.warm_up, gradient_state=gradient_state)
+        state = state.with_phase(without(new.phase))
         changed = partial(trees.where, new.renewed)
         if isinstance(state.last_finite, jax.Array):  # the gradient is finite at new positions
             state = state._replace(last_finite=changed(state.x, state.last_finite))

@@ -8,13 +8,4 @@ from numpyro_sgmcmc.kernels.sgnht import MSGNHT, SGNHT
 from numpyro_sgmcmc.kernels.sgrhmc import SGRHMC
 from numpyro_sgmcmc.kernels.sgrld import SGRLD
 
-__all__ = [
-    "AdaptiveSGHMC",
-    "MSGNHT",
-    "PSGLD",
-    "SGHMC",
-    "SGLD",
-    "SGNHT",
-    "SGRHMC",
-    "SGRLD",
-]
+__all__ = ["AdaptiveSGHMC", "MSGNHT", "PSGLD", "SGHMC", "SGLD", "SGNHT", "SGRHMC", "SGRLD"]

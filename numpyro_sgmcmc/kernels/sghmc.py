@@ -49,7 +49,6 @@ class SGHMC(SGMCMC):
     .. doctest::
 
         >>> from jax import random
-        >>> import jax.numpy as jnp
         >>> import numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC

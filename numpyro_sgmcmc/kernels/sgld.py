@@ -35,7 +35,6 @@ class SGLD(SGMCMC):
     .. doctest::
 
         >>> from jax import random
-        >>> import jax.numpy as jnp
         >>> import numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC

@@ -44,7 +44,6 @@ class SGNHT(SGMCMC):
     .. doctest::
 
         >>> from jax import random
-        >>> import jax.numpy as jnp
         >>> import numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC

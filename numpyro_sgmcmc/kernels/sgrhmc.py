@@ -19,11 +19,10 @@ class SGRHMC(SGMCMC):
             + \sqrt{2 \gamma G^{-1}}\, dW, \qquad \Gamma = \mathrm{div}\, Q,
 
     the recipe with :math:`D = \gamma G^{-1}` for the momentum, :math:`Q_{pz} = R^T`, :math:`Q_{zp} = -R` up to the
-    sign of p, and
-    :math:`H = U + p^T p / 2`. As Q depends on z alone, only the rows of p have a divergence, :math:`\Gamma^p_i = \sum_j
-    \partial Q_{p_i z_j} / \partial z_j`. The step is the recipe's Euler step, ``"PA"``: the momentum, then the
-    position with the new momentum. It is explicit and of order 1. A leapfrog step with these terms would have to be
-    implicit for order 2.
+    sign of p, and :math:`H = U + p^T p / 2`. As Q depends on z alone, only the rows of p have a divergence,
+    :math:`\Gamma^p_i = \sum_j \partial Q_{p_i z_j} / \partial z_j`. The step is the recipe's Euler step, ``"PA"``: the
+    momentum, then the position with the new momentum. It is explicit and of order 1. A leapfrog step with these terms
+    would have to be implicit for order 2.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 

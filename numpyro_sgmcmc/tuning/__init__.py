@@ -3,7 +3,4 @@
 from numpyro_sgmcmc.tuning.mode import find_mode
 from numpyro_sgmcmc.tuning.warm_start import warm_start
 
-__all__ = [
-    "find_mode",
-    "warm_start",
-]
+__all__ = ["find_mode", "warm_start"]

@@ -11,6 +11,7 @@ can make :math:`L^T H L` the identity, in O(d (k + b)) operations: with the pivo
 .. math:: R_j = H_{jj}^{-1/2}, \qquad G = S^{-1/2}, \qquad K_j = M_j G.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,11 +27,7 @@ from numpyro_sgmcmc.tuning.groups import Layout
 Blocks = tuple[jax.Array, list[jax.Array], list[jax.Array]]  # H_gg, and H_jj and H_jg of each family
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["center", "common", "own", "border"],
-    meta_fields=["layout"],
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["center", "common", "own", "border"], meta_fields=["layout"])
 @dataclass(frozen=True)
 class Arrow:
     center: jax.Array  # c, shape (d,)
@@ -74,9 +71,7 @@ class Arrow:
         return self.layout.merge(x, [_each(R.mT, g) for R, g in zip(self.own, members)])
 
     def variances(self, x: jax.Array) -> jax.Array:
-        return replace(
-            self, common=self.common**2, own=[R**2 for R in self.own], border=[K**2 for K in self.border]
-        ).times(x)
+        return self._each_block(jnp.square).times(x)
 
     def matrix(self) -> jax.Array:
         return jax.vmap(self.times, 1, 1)(jnp.eye(self.center.size, dtype=self.center.dtype))
@@ -87,8 +82,11 @@ class Arrow:
         return replace(self, common=product(self.common, other.common), own=own, border=border)
 
     def narrowed(self, factor: float) -> "Arrow":
-        scaled = lambda arrays: [factor * array for array in arrays]  # noqa: E731
-        return replace(self, common=factor * self.common, own=scaled(self.own), border=scaled(self.border))
+        return self._each_block(lambda block: factor * block)
+
+    def _each_block(self, fn: Callable) -> "Arrow":
+        common, own, border = jax.tree.map(fn, (self.common, self.own, self.border))
+        return replace(self, common=common, own=own, border=border)
 
     @property
     def turns(self) -> np.ndarray:

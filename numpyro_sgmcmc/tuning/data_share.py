@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
 from numpyro_sgmcmc.potential.centred import centred_potential, forms, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, descend, passes_of
+from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of
 from numpyro_sgmcmc.types import Sites
 
 ROUNDS = 2
@@ -40,7 +40,7 @@ BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below whi
 def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> Sites:
     """The centring of each element of the hierarchical sites, 1 for sites that stay centred; z is in the bulk."""
     sites = sites_to_centre(potential)
-    written = centred_potential(potential, {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()})
+    written = centred_potential(potential, jax.tree.map(jnp.ones_like, sites))
     a = potential.in_variables_of(written, z)
     key_signs, key_model = random.split(rng_key)
 
@@ -85,20 +85,18 @@ def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, co
     The centring that is chosen at the start of a chain. In the second round the descent is in the variables that the
     first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
     """
-    sites = sites_to_centre(potential)
-    written = {name: jnp.ones(site.shape, site.dtype) for name, site in sites.items()}
+    as_written = jax.tree.map(jnp.ones_like, sites_to_centre(potential))
     keys = random.split(rng_key, ROUNDS)
 
     def choose(k, chosen):
         z, centering = chosen
         key_rows, key_noise, key = random.split(keys[k], 3)
         new = centred_potential(potential, centering)
-        start = potential.in_variables_of(new, z)
-        end = descend(new, start, key_rows, key_noise, contiguous)
+        end, _ = mean_field(new, potential.in_variables_of(new, z), key_rows, key_noise, contiguous)
         z = new.in_variables_of(potential, end)
         return z, shares_of_data(potential, z, key)
 
-    return lax.fori_loop(0, ROUNDS, choose, (z, written))[1]
+    return lax.fori_loop(0, ROUNDS, choose, (z, as_written))[1]
 
 
 def passes_of_centering(potential: ModelPotential, sites: int) -> float:

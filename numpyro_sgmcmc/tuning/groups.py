@@ -143,7 +143,9 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     d = sum(math.prod(part.shape) for part in layout.parts)
     dtype = jnp.result_type(float)
     z, along = CLOSE * noise.normal(key_z, (d,), dtype), noise.normal(key_along, (b,), dtype)
-    rows = _spread_rows(potential.plates)
+    # sorted data have the groups one after the other
+    spread = lambda plate: jnp.asarray(np.linspace(0, plate.size - 1, plate.batch_size).astype(np.int32))  # noqa: E731
+    rows = {name: spread(plate) for name, plate in potential.plates.items()}
     gradient = jax.grad(lambda z: potential.estimate(unravel(z), rows, key_model))
 
     def products(key):
@@ -154,11 +156,3 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     first, second = lax.map(products, random.split(key_signs))
     change = jnp.linalg.norm(first - second) / jnp.maximum(jnp.linalg.norm(first + second) / 2, 1e-30)
     return jnp.where(jnp.isfinite(change), change, jnp.inf)
-
-
-def _spread_rows(plates: Any) -> dict[str, jax.Array]:
-    """Rows of a minibatch that are spread over the data, as sorted data have the groups one after the other."""
-    return {
-        name: jnp.asarray(np.linspace(0, plate.size - 1, plate.batch_size).astype(np.int32))
-        for name, plate in plates.items()
-    }

@@ -38,8 +38,7 @@ def wide_law(
 ) -> tuple[LowRank, jax.Array]:
     """
     :param energy: number of a part of the rows -> (raveled z -> estimate of U from that part).
-    :param center: c.
-    :param width: w.
+    :param center, width: c and w.
     :param int parts: number of parts of the rows from which H is estimated.
     :param low_rank: whether to rescale along eigenvectors; False: L is diagonal.
     :return: coordinates, and a bound on the largest curvature in x.

@@ -17,7 +17,7 @@ from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
-from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
+from numpyro_sgmcmc.tuning.start import falling_adam, minimise, with_given
 from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
@@ -102,7 +102,7 @@ def find_mode(
 
     # whatever differs between rounds and segments is an argument, so that all use the same compiled program
     def advance(potential: Potential, state: Any, steps: Any, units: Sites, key_rows: Any, key_model: Any) -> Any:
-        loss = lambda u, rows, key: potential.estimate(_times(u, units), rows, key)  # noqa: E731
+        loss = lambda u, rows, key: potential.estimate(jax.tree.map(jnp.multiply, u, units), rows, key)  # noqa: E731
         return minimise(loss, optimizer, state, steps, Reshuffled(), potential.plates, key_rows, key_model)
 
     model = with_local(model, local)
@@ -112,7 +112,7 @@ def find_mode(
             "function."
         )
     ModelPotential.from_model(model, args, kwargs, batch_size)  # checks the model before anything is compiled
-    start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (_start, advance, _newton_step))
+    start, descent, check = (compiled(fn, model, args, kwargs, batch_size) for fn in (start_at, advance, _distance))
     z, energies = start(key_start)
     check_energies(energies)
     units = jax.tree.map(jnp.ones_like, z)
@@ -121,12 +121,12 @@ def find_mode(
         label = None if not progress_bar else f"mode, round {k + 1}" if k else "mode"
         for steps in segments(k * num_steps, num_steps, label):
             state = jax.block_until_ready(descent(state, steps, units, key_rows, key_model))
-        z = _times(optimizer.get_params(state), units)
-        squared, curvature = check(z, key_check)
-        if _arrived(squared, curvature, trees.size(z)):
+        z = jax.tree.map(jnp.multiply, optimizer.get_params(state), units)
+        distance = float(check(z, key_check))
+        if distance <= 1:
             return z
         units = _grown(units, begin, z, num_steps)
-    _warn(squared, curvature, trees.size(z))
+    _warn(distance)
     return z
 
 
@@ -144,11 +144,13 @@ def model_arguments(
     return tuple(model_args or args), {**kwargs, **(model_kwargs or {})}
 
 
-def _start(potential: ModelPotential, rng_key: jax.Array) -> tuple[Sites, dict[str, jax.Array]]:
-    """A start, and the energy of each site there."""
+def start_at(potential: ModelPotential, rng_key: jax.Array, given: Sites | None = None) -> tuple[Sites, Sites]:
+    """A start with the ``given`` values of some sites, and the energy of each site there."""
     key_z, key_rows, key_model = random.split(rng_key, 3)
     rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
     z = potential.initial(key_z, rows, None)
+    if given:
+        z = with_given(z, potential.unconstrain(given))
     return z, potential.by_site(z, rows, key_model)
 
 
@@ -168,10 +170,6 @@ def segments(first: int, num_steps: int, label: str | None) -> Iterator[tuple[in
                 bar.update(end - begin)
 
 
-def _times(u: Sites, units: Sites) -> Sites:
-    return jax.tree.map(jnp.multiply, u, units)
-
-
 def _grown(units: Sites, begin: Sites, end: Sites, num_steps: int) -> Sites:
     """Larger units for the coordinates that have moved a good part of the maximal distance of a round."""
     reach = STRAIGHT * num_steps * FIRST / math.log(FIRST / LAST)
@@ -179,8 +177,11 @@ def _grown(units: Sites, begin: Sites, end: Sites, num_steps: int) -> Sites:
     return jax.tree.map(grow, units, begin, end)
 
 
-def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Squared length of the Newton step in the metric of the Hessian, and the curvature along it."""
+def _distance(potential: Potential, z: Sites, rng_key: jax.Array) -> jax.Array:
+    """
+    The distance from the mode in posterior standard deviations, root mean square over coordinates: the length of the
+    Newton step in the metric of the Hessian. Infinity if the curvature along this step is not positive.
+    """
 
     def product(v):
         def of_rows(potential, z, rows, key):
@@ -191,28 +192,20 @@ def _newton_step(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[ja
     gradient = full_gradient(potential, z, rng_key)
     step, _ = cg(product, gradient, maxiter=PRODUCTS)
     dot = lambda a, b: trees.total(jax.tree.map(jnp.multiply, a, b))  # noqa: E731
-    return dot(step, gradient), dot(step, product(step))
+    squared, curvature = dot(step, gradient), dot(step, product(step))
+    upwards = (squared > 0) & (curvature > 0)
+    return jnp.where(upwards, jnp.sqrt(squared / trees.size(z)), jnp.where(squared == 0, 0, jnp.inf))
 
 
-def _arrived(squared: jax.Array, curvature: jax.Array, d: int) -> bool:
-    """Whether the Newton step is at most one standard deviation in the root mean square over d coordinates."""
-    return bool((squared == 0) | (_curves_upwards(squared, curvature) & (squared <= d)))
-
-
-def _curves_upwards(squared: jax.Array, curvature: jax.Array) -> jax.Array:
-    return jnp.isfinite(squared) & (squared > 0) & (curvature > 0)
-
-
-def _warn(squared: jax.Array, curvature: jax.Array, d: int) -> None:
-    if not _curves_upwards(squared, curvature):
+def _warn(distance: float) -> None:
+    if math.isinf(distance):
         message = (
             "find_mode has not found a minimum: the curvature of U along the Newton step is not positive at the end. "
             "Use more num_steps or another optimizer; control variates do not help much without a single mode."
         )
     else:
         message = (
-            f"find_mode has not converged: the mode is about {float(jnp.sqrt(squared / d)):.1f} posterior standard "
-            "deviations away (root mean square over coordinates). Use more num_steps, larger batches, or another "
-            "optimizer."
+            f"find_mode has not converged: the mode is about {distance:.1f} posterior standard deviations away (root "
+            "mean square over coordinates). Use more num_steps, larger batches, or another optimizer."
         )
     warnings.warn(message, stacklevel=3)

@@ -3,7 +3,8 @@ Samples of the gradient noise, and what they say: its axes, its variance along t
 blocks of neighbouring rows.
 
 At the end of a round of the warm-up, two new minibatches at each of its draws give :math:`e = (g_1 - g_2) / \sqrt{2}`,
-in x. The covariance of the noise at the position of the chain is :math:`S = E[e e^T]`.
+in x. The covariance of the noise at the position of the chain is :math:`S = E[e e^T]`. Samples have the shape
+``(samples, d)``.
 
 Blocks of neighbouring rows are unbiased minibatches whatever the order of the data. So their noise alone decides
 whether they can take the place of scattered rows, which take longer to read: they do if it is not larger, along any of
@@ -34,7 +35,6 @@ def rotation(noise: jax.Array, blocks: np.ndarray | None = None, turns: Any = sl
     One half of the samples determines the axes and the other half the variances: the largest eigenvalue of 1000 samples
     in 30 dimensions is a third too large. Outliers are :func:`shortened`.
 
-    :param noise: samples of e, shape ``(samples, d)``.
     :param blocks: blocks of L, see :func:`~numpyro_sgmcmc.tuning.coordinates.blocks_of`.
     :param turns: the coordinates whose axes are looked for.
     """
@@ -49,10 +49,7 @@ def is_as_quiet(blocks: jax.Array, scattered: jax.Array) -> jax.Array:
     r"""
     Whether the noise of blocks is at most that of scattered rows times ``LOUDER``, in every coordinate and in the sum
     over them. It may exceed this as far as chance explains: in a coordinate by the largest of d z-scores, in the sum by
-    two standard errors.
-
-    :param blocks: samples of e, shape ``(samples, d)``, along axes that other samples have determined.
-    :param scattered: the same with scattered rows.
+    two standard errors. Both are samples along axes that others have determined.
     """
 
     def fits(blocks, scattered, most, floor):
@@ -65,13 +62,25 @@ def is_as_quiet(blocks: jax.Array, scattered: jax.Array) -> jax.Array:
     return each & fits(blocks.sum(1), scattered.sum(1), 2.0, d * SILENT)
 
 
+def along_axes(noise: jax.Array, x: jax.Array, coordinates: Any, blocks: np.ndarray | None) -> tuple[Noise, jax.Array]:
+    """The gradient noise along the axes to which these coordinates can be turned, and the axes; at positions x."""
+    if coordinates.turns is None:
+        of_noise, axes = measured(shortened(noise)), jnp.eye(0)
+    else:
+        of_noise, axes = rotation(noise, blocks, coordinates.turns)
+        noise, x = (turned(samples, coordinates.turns, axes) for samples in (noise, x))
+    if coordinates.layout is not None:
+        of_noise = pooled(of_noise, coordinates.layout)
+    return of_noise._replace(growth=growth(noise, x)), axes
+
+
 def turned(x: jax.Array, turns: Any, axes: jax.Array) -> jax.Array:
-    """x in coordinates whose axes are turned."""
-    return x.at[..., turns].set(product(x[..., turns], axes))
+    """x in coordinates whose axes are turned, if they can be."""
+    return x if turns is None else x.at[..., turns].set(product(x[..., turns], axes))
 
 
 def measured(noise: jax.Array) -> Noise:
-    """The variances of samples of the noise, shape ``(samples, d)``, and their relative standard errors."""
+    """The variances of samples of the noise, and their relative standard errors."""
     squares = noise**2
     variance = jnp.mean(squares, 0)
     error = squares.std(0) / jnp.maximum(variance, 1e-30) / jnp.sqrt(len(squares))
@@ -82,9 +91,6 @@ def growth(noise: jax.Array, x: jax.Array) -> jax.Array:
     r"""
     :math:`E[e_j^4 x_j^4] / E[x_j^8]`: that is :math:`E[\xi^4]` if :math:`e_j = \xi x_j`. If e does not depend on x,
     it is 3 % of :math:`E[e_j^4]`.
-
-    :param noise: samples of e, shape ``(samples, d)``.
-    :param x: their positions.
     """
     finite = jnp.isfinite(noise) & jnp.isfinite(x)
     noise, x = jnp.where(finite, noise, 0), jnp.where(finite, x, 0)
@@ -122,8 +128,6 @@ def bend_of(bends: jax.Array) -> jax.Array:
     :math:`|E[b]|`. The product of the means of two halves of the samples estimates its square without bias, however
     many coordinates there are. Outliers are :func:`shortened`: where the step is not stable, b says nothing about its
     error elsewhere.
-
-    :param bends: samples of b, shape ``(samples, d)``.
     """
     bends = shortened(bends)
     first, second = bends[::2].mean(0), bends[1::2].mean(0)

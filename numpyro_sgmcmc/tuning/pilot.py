@@ -10,7 +10,7 @@ Both are averaged in blocks of draws. The variance between blocks gives standard
 autocorrelation.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,7 @@ class Moments(NamedTuple):
 
     def restarted(self) -> "Moments":
         """The sums of a new round, which goes on from the draws of this one."""
-        draws, blocks, outer = map(jnp.zeros_like, (self.draws, self.blocks, self.outer))
-        return Moments(draws, blocks, outer, self.places)
+        return jax.tree.map(jnp.zeros_like, self)._replace(places=self.places)
 
     def add(self, block: jax.Array, x: jax.Array, first: jax.Array, second: jax.Array) -> "Moments":
         """The sums with another draw of each chain, and with the gradients there from two minibatches."""
@@ -139,6 +138,19 @@ def stretch(moments: Moments, statistics: Evidence) -> tuple[jax.Array, jax.Arra
     covariance = moments.outer / n - jnp.outer(statistics.mean, statistics.mean)
     values, vectors = axes_of(covariance)
     return _outside(values, d / effective, jnp.sqrt(jnp.maximum(values, 1e-12))), vectors
+
+
+def corrected(
+    coordinates: Any, moments: Moments, statistics: Evidence, x: jax.Array, rescaled: bool
+) -> tuple[Any, jax.Array, jax.Array]:
+    """Coordinates around the mean of the draws, ``rescaled`` to their covariance, and there x and the last draws."""
+    center, mean = coordinates.to_z(statistics.mean), statistics.mean
+    if not rescaled:
+        return coordinates._replace(center=center), x - mean, moments.places - mean
+    factors, vectors = stretch(moments, statistics)
+    into = lambda x: product(product(x - mean, vectors) / factors, vectors.T)  # noqa: E731
+    scale = product(coordinates.scale, product(vectors * factors, vectors.T))
+    return coordinates._replace(center=center, scale=scale), into(x), into(moments.places)
 
 
 def _outside(values: jax.Array, share: jax.Array, factors: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ If there are too many coordinates for a matrix, and no groups, the second step i
 rescaled along a few directions (:mod:`~numpyro_sgmcmc.tuning.low_rank`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -57,10 +57,11 @@ class Plan(NamedTuple):
     @classmethod
     def for_model(cls, potential: Potential, layout: Layout | None) -> "Plan":
         """:param layout: the groups of a hierarchy, if L has their shape."""
-        d = sum(site.size for site in potential.prototype.values())
+        d = trees.size(potential.prototype)
         size = max((plate.size for plate in potential.plates.values()), default=1)
         rows = min(size, PART if layout is None else max(PART, d))
-        plates, parts = partition(potential.plates, rows)
+        parts = max(1, size // rows)
+        plates = {name: p._replace(batch_size=max(1, p.size // parts)) for name, p in potential.plates.items()}
         share = 1 / parts
         enough = -(-FIRST * d // rows)
         if layout is not None:
@@ -95,7 +96,7 @@ def search(
     """The normal approximation, found from the best of several positions with finite energies."""
     key_rows, key_model, key_descent, key_noise = random.split(rng_key, 4)
     unravel = unraveler(potential.prototype)
-    d = sum(site.size for site in potential.prototype.values())
+    d = trees.size(potential.prototype)
     plan, scheme = Plan.for_model(potential, layout), Reshuffled(contiguous=contiguous)
 
     of_parts = lambda k: next_rows(scheme, RowsState(key_rows, k), plan.plates)[0]  # noqa: E731
@@ -132,6 +133,18 @@ def search(
     return Approximation(law, curvature, descent + plan.share * evaluations)
 
 
+def unknown(potential: Potential, dense_mass: Any, layout: Layout | None) -> Coordinates | LowRank | Arrow:
+    """Coordinates in the form of those that a search finds."""
+    d, dtype = trees.size(potential.prototype), jnp.result_type(*(site.dtype for site in potential.prototype.values()))
+    center = jnp.zeros(d, dtype)
+    if layout is not None:
+        return Arrow.diagonal(center, center, layout)
+    if is_high_dimensional(potential.prototype):
+        k = 2 * VECTORS if dense_mass is True else 0
+        return LowRank(center, center + 1, jnp.zeros((d, k), dtype), jnp.ones(k, dtype))
+    return Coordinates(center, jnp.eye(d, dtype=dtype))
+
+
 def largest_curvature(
     energy: Callable[[Any], Callable[[jax.Array], jax.Array]], law: Coordinates | Arrow, parts: int, rng_key: jax.Array
 ) -> jax.Array:
@@ -152,11 +165,3 @@ def largest_curvature(
 def expected_passes(potential: Potential, layout: Layout | None) -> float:
     """Rows that a search is likely to use, in passes over the data."""
     return passes_of(potential, 1, DESCENT_ROWS) + Plan.for_model(potential, layout).passes
-
-
-def partition(plates: Mapping[str, Plate], rows: int = PART) -> tuple[dict[str, Plate], int]:
-    """Plates whose batches are parts of the data, with about so many rows each, and the number of parts."""
-    if not plates:
-        return {}, 1
-    parts = max(1, *(plate.size // rows for plate in plates.values()))
-    return {name: plate._replace(batch_size=max(1, plate.size // parts)) for name, plate in plates.items()}, parts

@@ -21,11 +21,11 @@ from typing import Any
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+from numpyro.optim import Adam
 
-from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement
+from numpyro_sgmcmc.rows.schemes import Reshuffled, WithoutReplacement, next_rows
 from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional
-from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
-from numpyro_sgmcmc.types import Plate, Potential, Rows, Sites
+from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
 
 DESCENT_STEPS = 1000  # steps of the descent
@@ -47,22 +47,18 @@ def best_of_several(
 
     :param int descents: number of the best draws, of more of them, that are replaced by the means of the mean-field
         normals found from there.
-    :param contiguous: as for :func:`mean_field`.
     """
     key_draws, key_model, key_rows, key_steps = random.split(rng_key, 4)
     sizes = 2.0 ** (1 - jnp.arange(CANDIDATES) / 2)
     sizes = jnp.concatenate([jnp.zeros(1), sizes, jnp.resize(sizes[:4], (WIDE * descents,))])
 
     def draw(key, size):
-        normals = noise.normal_like(key, potential.prototype)
-        return jax.tree.map(lambda n: size.astype(n.dtype) * n, normals)
+        return jax.tree.map(lambda n: size.astype(n.dtype) * n, noise.normal_like(key, potential.prototype))
 
     def improved(draws):
         plates = {name: p._replace(batch_size=min(p.size - 1, FEW_ROWS)) for name, p in potential.plates.items()}
 
-        def mean(z, key):
-            return mean_field(potential, z, key_rows, key, contiguous, plates)[0]
-
+        mean = lambda z, key: mean_field(potential, z, key_rows, key, contiguous, plates)[0]  # noqa: E731
         starts = jax.tree.map(lambda x: x[:descents], draws)
         means = jax.vmap(mean)(starts, random.split(key_steps, descents))
         return jax.tree.map(lambda x, new: x.at[:descents].set(new), draws, means)
@@ -76,6 +72,11 @@ def best_of_several(
 
     draws = jax.vmap(draw)(random.split(key_draws, len(sizes)), sizes)
     return jax.tree.map(lambda x: x[0], lax.fori_loop(0, 2 if descents else 1, ordered, draws))
+
+
+def with_given(z: Sites, init_params: Sites) -> Sites:
+    """The position ``z`` but for the given sites."""
+    return {name: jnp.asarray(init_params.get(name, x), x.dtype) for name, x in z.items()}
 
 
 def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
@@ -104,11 +105,6 @@ def passes_of(potential: Potential, descents: int, rows: int = FEW_ROWS) -> floa
     return descents * DESCENT_STEPS * min(rows, size) / size
 
 
-def descend(potential: Potential, z: Sites, key_rows: jax.Array, key: jax.Array, contiguous: bool = False) -> Sites:
-    """The mean of the normal that :func:`mean_field` finds."""
-    return mean_field(potential, z, key_rows, key, contiguous)[0]
-
-
 def mean_field(
     potential: Potential,
     z: Sites,
@@ -118,14 +114,12 @@ def mean_field(
     plates: Mapping[str, Plate] | None = None,
 ) -> tuple[Sites, Sites]:
     """
-    ``DESCENT_STEPS`` minibatch steps of Adam on a mean-field normal around ``z``, with a step size that decreases
-    geometrically from ``FIRST`` to ``LAST``.
+    Means and log widths of a mean-field normal, after ``DESCENT_STEPS`` minibatch steps of Adam that start around z.
 
     :param key_rows: key of the minibatches.
     :param key: another key, for the noise and the model.
     :param contiguous: whether the minibatches are blocks of neighbouring rows.
     :param plates: the plates with their batch sizes; None: those of the kernel, with at least ``DESCENT_ROWS`` rows.
-    :return: means and log widths of the last finite normal.
     """
     optimizer = falling_adam(FIRST, LAST, DESCENT_STEPS)
     if plates is None:
@@ -147,6 +141,36 @@ def mean_field(
     return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), start)
 
 
+def falling_adam(first: Any, last: float, steps: int) -> Adam:
+    """Adam with a step size that decreases geometrically from ``first`` to ``last`` in ``steps`` steps."""
+    return Adam(lambda k: first * (last / first) ** (k / steps))
+
+
+def minimise(
+    loss: Callable[[Any, Rows, jax.Array], jax.Array],
+    optimizer: Any,
+    state: Any,
+    steps: tuple[Any, Any],
+    rows: RowScheme,
+    plates: Mapping[str, Plate],
+    key_rows: jax.Array,
+    key_loss: jax.Array,
+) -> Any:
+    """
+    The state of an optimizer after steps on ``loss(params, rows, rng_key)``, from ``steps[0]`` up to ``steps[1]``. Step
+    k uses batch k. Steps that end in non-finite values are skipped.
+    """
+
+    def body(k, state):
+        batch, _ = next_rows(rows, RowsState(key_rows, k), plates)
+        loss_at = lambda params: loss(params, batch, random.fold_in(key_loss, k))  # noqa: E731
+        value, gradient = jax.value_and_grad(loss_at)(optimizer.get_params(state))
+        moved = optimizer.update(gradient, state, value)
+        return trees.where(trees.all_finite((value, moved)), moved, state)
+
+    return lax.fori_loop(*steps, body, state)
+
+
 def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -> Any:
     """The variance over minibatches of the gradient at one position; ``gradient_fn`` maps a number to it."""
     # use deviations from one of the gradients: in float32 the mean may be too large compared with the sd
@@ -155,7 +179,7 @@ def gradient_variance(gradient_fn: Callable[[Any], Any], probes: int = PROBES) -
 
     def body(k, moments):
         mean, square = moments
-        deviation = jax.tree.map(lambda g, o: g - o, gradient_fn(k), origin)
+        deviation = jax.tree.map(jnp.subtract, gradient_fn(k), origin)
         mean = jax.tree.map(lambda m, x: m + x / probes, mean, deviation)
         square = jax.tree.map(lambda s, x: s + x * x / probes, square, deviation)
         return mean, square

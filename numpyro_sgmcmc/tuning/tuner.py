@@ -16,14 +16,15 @@ After half of the warm-up the settings are frozen, and the second half checks th
 settings are corrected once more, and the last quarter checks the correction. If it fails at the end, there is a last
 correction, which is not checked.
 
-The noise, and how far the posterior is from normal, determine the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`).
+The noise, and how far the posterior is from normal, determine the step size (:mod:`~numpyro_sgmcmc.tuning.step_rule`,
+:mod:`~numpyro_sgmcmc.tuning.choice`).
 A draw takes :math:`l / h` steps. Its length l is 1, or up to 4 if the draws of a round depend on each other more than
 they would for a standard normal.
 """
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax, random
@@ -31,25 +32,14 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.second_order import Hessian, expands, passes_of_hessian, using
 from numpyro_sgmcmc.rows.schemes import is_contiguous, is_undecided
-from numpyro_sgmcmc.tuning.arrow import Arrow
-from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, is_high_dimensional, product, unraveler
+from numpyro_sgmcmc.tuning.choice import Choice
+from numpyro_sgmcmc.tuning.coordinates import Coordinates, blocks_of, unraveler
 from numpyro_sgmcmc.tuning.groups import Layout
-from numpyro_sgmcmc.tuning.low_rank import VECTORS
-from numpyro_sgmcmc.tuning.noise_samples import (
-    bend_of,
-    growth,
-    is_as_quiet,
-    measured,
-    pooled,
-    rotation,
-    shortened,
-    turned,
-)
-from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, evidence, stretch, together
+from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, corrected, evidence, together
 from numpyro_sgmcmc.tuning.probes import Looks, probe
-from numpyro_sgmcmc.tuning.search import Approximation, search
+from numpyro_sgmcmc.tuning.search import Approximation, search, unknown
 from numpyro_sgmcmc.tuning.step_rule import StepRule
-from numpyro_sgmcmc.tuning.warm_up import CHECKED, Scores, Settings, WarmUp
+from numpyro_sgmcmc.tuning.warm_up import CHECKED, Scores, Settings, Update, WarmUp
 from numpyro_sgmcmc.types import GradientEstimator, Phase, Potential, RowScheme
 from numpyro_sgmcmc.utils import noise, trees
 
@@ -57,22 +47,7 @@ SHORTEST = 2 * BLOCKS  # transitions of the shortest warm-up whose draws are use
 PROBES = 1000  # positions at which the gradient noise is measured, at least; also at least 2 per coordinate
 WIDE_PROBES = 400  # the same if L is not a full matrix: its axes are then not rotated to those of the noise
 QUIET_PROBES = 200  # the same without noise
-MOST_STEPS = 1000  # maximal steps per draw
-LARGER = 2.0  # ratio of step sizes for which a control variate of second order is worth its cost
-HESSIANS = 3  # times that the Hessian is computed
 SLOW, LONGEST = 0.2, 4.0  # effective draws per draw below which draws become longer, and the maximal length
-
-
-class Update(NamedTuple):
-    """The parts of the state of a run that may be new before a transition; phases and gradients of all chains."""
-
-    settings: Settings
-    warm_up: WarmUp
-    phase: Phase
-    gradient_state: Any
-    renewed: jax.Array  # whether the coordinates, and all positions in them, are new
-    gradient: jax.Array  # then the gradient in x, shape (chains, d), and the estimate of U there
-    energy: jax.Array
 
 
 @dataclass(frozen=True)
@@ -92,22 +67,14 @@ class Tuner:
 
     def start(self, potential: Potential, chains: int, num_warmup: int) -> tuple[Settings, WarmUp]:
         """The settings and the state before the first transition: only their shapes and dtypes matter."""
-        sites = potential.prototype.values()
-        d, dtype = sum(site.size for site in sites), jnp.result_type(*(site.dtype for site in sites))
-        zero = jnp.zeros((), dtype)
-        if self.layout is not None:
-            nothing = jnp.zeros(d, dtype)
-            coordinates, places = Arrow.diagonal(nothing, nothing, self.layout), WIDE_PROBES
-        elif is_high_dimensional(potential.prototype):
-            k, places = 2 * VECTORS if self.dense_mass is True else 0, WIDE_PROBES
-            nothing = jnp.zeros(d, dtype)
-            coordinates = LowRank(nothing, nothing + 1, jnp.zeros((d, k), dtype), jnp.ones(k, dtype))
-        else:
-            coordinates, places = Coordinates(jnp.zeros(d, dtype), jnp.eye(d, dtype=dtype)), max(PROBES, 2 * d)
+        coordinates = unknown(potential, self.dense_mass, self.layout)
+        (d,), dtype = coordinates.center.shape, coordinates.center.dtype
+        places = max(PROBES, 2 * d) if isinstance(coordinates, Coordinates) else WIDE_PROBES
         if self.known is not None:
             coordinates = jax.tree.map(jnp.zeros_like, self.known.coordinates)
         noisy = potential.randomised or any(plate.batch_size < plate.size for plate in potential.plates.values())
         places = -(-(places if noisy else QUIET_PROBES) // chains)
+        zero = jnp.zeros((), dtype)
         settings = Settings(
             step_size=zero,
             steps_per_sample=jnp.asarray(self.steps_per_sample or 1, jnp.int32),
@@ -123,7 +90,6 @@ class Tuner:
         warm_up = WarmUp(
             length=zero + 1,
             largest=zero + self.rule.dynamics.largest_step(1.0),
-            bend=zero,
             second_order=jnp.asarray(self.order == 2),
             transition=jnp.zeros((), jnp.int32),
             begun=jnp.zeros((), jnp.int32),
@@ -155,7 +121,8 @@ class Tuner:
         looks = end >= SHORTEST
         correction = looks & (t == jnp.stack([end // 8, end // 4, end // 2])).any()
         halfway, last = ((end >= CHECKED) & (t == check) for check in (3 * end // 4, end))
-        statistics = lax.cond(correction | halfway | last, evidence, _nothing_seen, warm_up.moments)
+        nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(evidence, warm_up.moments))
+        statistics = lax.cond(correction | halfway | last, evidence, lambda _: nothing, warm_up.moments)
         statistics = trees.where(last, together(statistics, warm_up.earlier), statistics)
         settings = replace(settings, scores=trees.where(last, Scores.from_evidence(statistics), settings.scores))
         earlier = jnp.where(halfway, jnp.stack([statistics.gradient, statistics.virial]), warm_up.earlier)
@@ -164,12 +131,9 @@ class Tuner:
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(warm_up.moments.draws.astype(jnp.int32), len(warm_up.moments.places))
         drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(statistics), drawn, len(warm_up.moments.places))
+        change = partial(self._change, potential, z, key_change, statistics)
         operands = settings, warm_up, phase.z, gradient_state
-
-        def change(operands):
-            return self._change(potential, z, key_change, statistics, *operands)
-
-        settings, warm_up, x, gradient_state = lax.cond(due, change, lambda o: o, operands)
+        settings, warm_up, x, gradient_state = lax.cond(due, change, lambda *same: same, *operands)
         begins = due | halfway
         warm_up = warm_up._replace(begun=jnp.where(begins, t, warm_up.begun))
         moments = trees.where(begins, warm_up.moments.restarted(), warm_up.moments)
@@ -193,19 +157,21 @@ class Tuner:
             return moments, looks.add(kind, place, gradients)
 
         added, looks = lax.fori_loop(0, number, look, (moments, Looks.zeros(kinds, places)))
-
-        def settle():
-            visited = places[jnp.arange(len(places)) % drawn].at[0].set(x)
-            here = settings, warm_up._replace(moments=moments), gradient_state, x
-            return self._settled(potential, *here, looks, visited, key_momentum)
-
-        warm_up = warm_up._replace(moments=added)
         kept = Update(settings, warm_up, phase, gradient_state, due, looks.gradient[0], looks.energy[0])
-        return lax.cond(due, settle, lambda: kept)
+
+        def choose():
+            visited = places[jnp.arange(len(places)) % drawn].at[0].set(x)
+            measured = kept._replace(warm_up=warm_up._replace(moments=moments), phase=phase._replace(z=x))
+            choice = Choice(self.rule, undecided, self.order, self.steps_per_sample, self._blocks(potential))
+            return choice.made(potential, measured, looks, visited, key_momentum)
+
+        return lax.cond(due, choose, lambda: kept._replace(warm_up=warm_up._replace(moments=added)))
+
+    def _blocks(self, potential: Potential) -> Any:
+        return blocks_of(potential.prototype, self.dense_mass)
 
     def _change(self, potential, z, key, statistics, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
-        blocks = blocks_of(potential.prototype, self.dense_mass)
         key_search, key_center, key_x, key_hessian = random.split(key, 4)
         places = warm_up.moments.places
         draws = noise.normal(key_x, places.shape, x.dtype)
@@ -213,8 +179,8 @@ class Tuner:
 
         def by_search():
             if self.known is None:
-                how = self.dense_mass, is_contiguous(self.rows), settings.coordinates.layout
-                law = search(potential, z, key_search, *how)
+                layout = settings.coordinates.layout  # the chain of a transition has none
+                law = search(potential, z, key_search, self.dense_mass, is_contiguous(self.rows), layout)
             else:
                 curvature = jnp.asarray(self.known.curvature, x.dtype)
                 law = Approximation(self.known.coordinates, curvature, jnp.zeros((), x.dtype))
@@ -222,14 +188,9 @@ class Tuner:
             return law.coordinates, *fresh, law.curvature, warm_up.length, largest, law.passes
 
         def by_draws():
-            center = settings.coordinates.to_z(statistics.mean)
-            if blocks is None and settings.coordinates.is_rescaled:
-                factors, vectors = stretch(warm_up.moments, statistics)
-                into = lambda x: product(product(x - statistics.mean, vectors) / factors, vectors.T)  # noqa: E731
-                scale = product(settings.coordinates.scale, product(vectors * factors, vectors.T))
-                moved = Coordinates(center, scale), into(x), into(places)
-            else:  # do not rescale: a coordinate scaled to the width of its draws may be too stiff
-                moved = settings.coordinates._replace(center=center), x - statistics.mean, places - statistics.mean
+            # blocks are not rescaled: a coordinate scaled to the width of its draws may be too stiff
+            rescaled = settings.coordinates.is_rescaled and self._blocks(potential) is None
+            moved = corrected(settings.coordinates, warm_up.moments, statistics, x, rescaled)
             lost = warm_up.is_lost(statistics) | ~trees.all_finite(moved)
             moved = trees.where(lost, (settings.coordinates, *fresh), moved)
             late = (warm_up.transition > warm_up.num_warmup // 8) & (warm_up.num_warmup >= CHECKED)
@@ -255,89 +216,3 @@ class Tuner:
         settings = replace(settings, coordinates=coordinates, curvature=curvature, passes=passes)
         moments = warm_up.moments._replace(places=places)
         return settings, warm_up._replace(length=length, largest=largest, moments=moments), x, gradient_state
-
-    def _settled(
-        self,
-        potential: Potential,
-        settings: Settings,
-        warm_up: WarmUp,
-        gradient_state: Any,
-        x: jax.Array,
-        looks: Looks,
-        visited: jax.Array,
-        rng_key: jax.Array,
-    ) -> Update:
-        """
-        Rows, order, axes, step size and number of steps from what was measured; new momenta are drawn.
-
-        :param visited: positions where the noise was measured, shape ``(places, chains, d)``; first that of the chains.
-        """
-        coordinates, moments, first = settings.coordinates, warm_up.moments, warm_up.transition == 0
-        turns, layout = coordinates.turns, coordinates.layout
-        blocks = blocks_of(potential.prototype, self.dense_mass)
-
-        flat = lambda x: x.reshape(*x.shape[:-3], -1, x.shape[-1])  # noqa: E731
-        differences, bends, visited = flat(looks.differences), flat(looks.bends), flat(visited)
-
-        def measure(differences, bends):
-            there, axes = visited, jnp.eye(0)
-            if turns is None:
-                of_noise = measured(shortened(differences))
-            else:
-                of_noise, axes = rotation(differences, blocks, turns)
-                differences, there = (turned(samples, turns, axes) for samples in (differences, visited))
-            if layout is not None:
-                of_noise = pooled(of_noise, layout)
-            of_noise, bend = of_noise._replace(growth=growth(differences, there)), bend_of(bends)
-            return of_noise, axes, bend, self.rule.step_size(of_noise, bend, warm_up.largest)
-
-        kinds = jax.vmap(measure)(differences, bends)
-        expanding = expands(gradient_state)
-        blocks_fit = larger = jnp.zeros((), bool)
-        if is_undecided(self.rows) and potential.plates:
-            scattered, of_blocks = differences if turns is None else turned(differences, turns, kinds[1][1])
-            blocks_fit = first & is_as_quiet(of_blocks[len(of_blocks) // 2 :], scattered)
-        if expanding:
-            h = kinds[-1]
-            larger = ~first & gradient_state.hessian.used & ((h[1] >= LARGER * h[0]) | (self.order == 2))
-        kind = (blocks_fit | larger).astype(jnp.int32)
-        parts = kinds, looks.gradient, looks.energy
-        (of_noise, axes, bend, h), gradient, energy = jax.tree.map(lambda of_kinds: of_kinds[kind], parts)
-        # a chain cannot leave a position where the gradient is not finite, so it starts at c, where it is about 0
-        sound = jnp.isfinite(gradient).all(1, keepdims=True)
-        x, gradient = (jnp.where(sound, x, 0) for x in (x, gradient))
-        energy = jnp.where(sound[:, 0], energy, jnp.inf)
-        if turns is not None:
-            coordinates = coordinates.turned(axes)
-            x, gradient, places = (turned(x, turns, axes) for x in (x, gradient, moments.places))
-            moments = moments._replace(places=places)
-        steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
-        if expanding:
-            gradient_state = using(gradient_state, first | larger)
-            worth = larger | self._may_gain(potential, warm_up, coordinates, of_noise, bend, h, steps)
-            warm_up = warm_up._replace(second_order=worth | (self.order == 2))
-        settings = replace(
-            settings,
-            step_size=h,
-            steps_per_sample=steps if self.steps_per_sample is None else settings.steps_per_sample,
-            predicted_inflation=self.rule.inflation(h, of_noise.variance),
-            coordinates=coordinates,
-            noise_variance=of_noise.variance,
-            contiguous=settings.contiguous | blocks_fit,
-        )
-        warm_up = warm_up._replace(bend=bend, moments=moments, earlier=jnp.zeros_like(warm_up.earlier))
-        momentum = noise.normal(rng_key, x.shape, x.dtype)
-        phase = jax.vmap(lambda x, p: self.rule.phase(x, p, h, of_noise.variance))(x, momentum)
-        return Update(settings, warm_up, phase, gradient_state, jnp.ones((), bool), gradient, energy)
-
-    def _may_gain(self, potential, warm_up, coordinates, noise, bend, h, steps):
-        """Whether the noise keeps the step size small, and the Hessians cost no more than the warm-up."""
-        quiet = self.rule.step_size(jax.tree.map(jnp.zeros_like, noise), bend, warm_up.largest)
-        chains = warm_up.moments.places.shape[1]
-        share = min(plate.batch_size / plate.size for plate in potential.plates.values())
-        cheap = HESSIANS * passes_of_hessian(coordinates) <= steps * chains * share * warm_up.num_warmup
-        return cheap & (LARGER * h <= quiet)
-
-
-def _nothing_seen(moments: Moments) -> Evidence:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evidence, moments))

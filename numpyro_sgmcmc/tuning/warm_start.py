@@ -1,6 +1,7 @@
 """Starts for chains of a network: several optimisations in parallel from minibatches, or weights already trained."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 import math
 from typing import Any
 
@@ -13,10 +14,10 @@ from numpyro.optim import optax_to_numpyro
 from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
-from numpyro_sgmcmc.tuning.descent import falling_adam, minimise
-from numpyro_sgmcmc.tuning.mode import initialised, model_arguments, segments
-from numpyro_sgmcmc.types import RowsState, Sites
+from numpyro_sgmcmc.rows.schemes import Reshuffled
+from numpyro_sgmcmc.tuning.mode import initialised, model_arguments, segments, start_at
+from numpyro_sgmcmc.tuning.start import falling_adam, minimise
+from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
 
 FIRST, LAST = 1e-2, 1e-5  # Adam's step
@@ -114,7 +115,8 @@ def warm_start(
     key_start, key_split, *keys = random.split(rng_key, 4)
     keys = [random.split(key, members) for key in keys]
 
-    z, energies = on_model(_starts)(random.split(key_start, members), given)
+    starts = lambda potential, *of_members: jax.vmap(partial(start_at, potential))(*of_members)  # noqa: E731
+    z, energies = on_model(starts)(random.split(key_start, members), given)
     check_energies(energies)
     trained, held = _split(key_split, share, potential)
 
@@ -146,20 +148,6 @@ def warm_start(
         if waited >= patience:
             break
     return best if members > 1 else jax.tree.map(lambda x: x[0], best)
-
-
-def _starts(potential: ModelPotential, keys: jax.Array, given: dict[str, jax.Array]) -> tuple[Sites, dict]:
-    """Starts of all members, and the energy of each site there."""
-
-    def start(key, given):
-        key_z, key_rows, key_model = random.split(key, 3)
-        rows, _ = next_rows(Reshuffled(), RowsState(key_rows, jnp.zeros((), jnp.uint32)), potential.plates)
-        z = potential.initial(key_z, rows, None)
-        own = potential.unconstrain(given) if given else {}
-        z = {name: jnp.asarray(own.get(name, x), x.dtype) for name, x in z.items()}
-        return z, potential.by_site(z, rows, key_model)
-
-    return jax.vmap(start)(keys, given)
 
 
 def _held_out_energy(potential: ModelPotential, z: Sites, held: dict[str, jax.Array]) -> jax.Array:
@@ -244,28 +232,12 @@ def _given(start: Any, potential: ModelPotential, members: int) -> dict[str, jax
     return given
 
 
-def _flat(start: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _flat(tree: Mapping[str, Any], prefix: str = "", joint: str = "/") -> Iterator[tuple[str, Any]]:
     """Pairs of site and value. NumPyro names a weight by its module, ``/``, and its path joined by dots."""
-    pairs = []
-    for name, value in start.items():
-        if isinstance(value, Mapping):
-            pairs += [(f"{name}/{path}", leaf) for path, leaf in _paths(value)]
-        else:
-            pairs.append((name, _array(value)))
-    return pairs
-
-
-def _paths(tree: Any) -> list[tuple[str, Any]]:
-    pairs = []
     for key, value in tree.items():
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            pairs += [(f"{key}.{path}", leaf) for path, leaf in _paths(value)]
+            yield from _flat(value, name + joint, ".")
         else:
-            pairs.append((str(key), _array(value)))
-    return pairs
-
-
-def _array(value: Any) -> Any:
-    """The array of a variable of flax.nnx."""
-    leaves = jax.tree.leaves(value)
-    return leaves[0] if len(leaves) == 1 and math.prod(np.shape(leaves[0])) else value
+            leaves = jax.tree.leaves(value)  # a variable of flax.nnx has one
+            yield name, leaves[0] if len(leaves) == 1 and math.prod(np.shape(leaves[0])) else value

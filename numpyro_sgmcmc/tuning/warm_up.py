@@ -11,6 +11,7 @@ import numpy as np
 
 from numpyro_sgmcmc.tuning.coordinates import Identity
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, score_limit
+from numpyro_sgmcmc.types import Phase
 from numpyro_sgmcmc.utils import html
 
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
@@ -19,9 +20,7 @@ NOT_SHOWN = frozenset(["noise_variance", "contiguous"])  # fields of Settings th
 
 
 class Scores(NamedTuple):
-    """
-    Scores of the worst coordinate of a round, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round.
-    """
+    """Scores of a round's worst coordinate, see :class:`~numpyro_sgmcmc.tuning.pilot.Evidence`; 0 before any round."""
 
     gradient: jax.Array
     virial: jax.Array
@@ -110,7 +109,6 @@ class WarmUp(NamedTuple):
 
     length: jax.Array  # length of a draw, in units of time
     largest: jax.Array  # upper bound of the step size
-    bend: jax.Array  # what the shape of the posterior adds to the gradient at largest, see probes
     second_order: jax.Array  # whether the next round measures the noise with a control variate of second order as well
     transition: jax.Array  # number of the next transition
     begun: jax.Array  # number of the transition before which this round began
@@ -151,3 +149,15 @@ class WarmUp(NamedTuple):
     def is_lost(self, statistics: Evidence) -> jax.Array:
         """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""
         return (self.num_warmup >= CHECKED) & is_lost(statistics)
+
+
+class Update(NamedTuple):
+    """The parts of the state of a run that may be new before a transition; phases and gradients of all chains."""
+
+    settings: Settings
+    warm_up: WarmUp
+    phase: Phase
+    gradient_state: Any
+    renewed: jax.Array  # whether the coordinates, and all positions in them, are new
+    gradient: jax.Array  # then the gradient in x, shape (chains, d), and the estimate of U there
+    energy: jax.Array

@@ -128,7 +128,7 @@ def test_the_bound_counts_the_whole_momentum(phase, possible):
     kernel = SGHMC(model)
     chain = kernel.chain_for(kernel.potential((), {}))
     new = Phase(jnp.zeros(4), jnp.full(4, phase))
-    assert bool(chain._possible(new, new, jnp.asarray(0.1))) == possible
+    assert bool(chain.accepted(jnp.asarray(True), new, new, jnp.asarray(0.1))) == possible
 
 
 def evidence_of(x):

@@ -24,7 +24,7 @@ from numpyro_sgmcmc import (
     gradient_noise,
 )
 from numpyro_sgmcmc.engine import chain
-from numpyro_sgmcmc.tuning import descent, start
+from numpyro_sgmcmc.tuning import start
 from numpyro_sgmcmc.utils import noise
 
 ARGS = (models.ROWS,)
@@ -46,7 +46,7 @@ def used(monkeypatch):
 
     data = lambda key: tuple(np.asarray(key).tolist())  # noqa: E731
     spy(noise, "normal_like", lambda key, tree: ("noise", data(key), 0))
-    for module in (chain, descent):
+    for module in (chain, start):
         spy(module, "next_rows", lambda scheme, state: ("rows", data(state.rng_key), int(state.t)))
     for name in ("DESCENT_STEPS", "PROBES"):
         monkeypatch.setattr(start, name, 2)

@@ -15,7 +15,7 @@ import pytest
 from numpyro_sgmcmc import find_mode
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning import mode as mode_module, start as start_module
-from numpyro_sgmcmc.tuning.start import descend
+from numpyro_sgmcmc.tuning.start import mean_field
 
 X = 3 + np.random.default_rng(0).normal(size=1000)
 FAR = 50 + np.random.default_rng(1).normal(size=10_000)
@@ -240,6 +240,6 @@ def test_the_descent_of_a_thermostat_uses_each_key_once(model_keys, monkeypatch)
     monkeypatch.setattr(start_module.noise, "normal_like", recorded)
     monkeypatch.setattr(start_module, "DESCENT_STEPS", 5)
     potential = ModelPotential.from_model(gaussian, (jnp.asarray(X),), {}, 100)
-    descend(potential, {"mu": jnp.zeros(())}, random.key(1), random.key(2))
+    mean_field(potential, {"mu": jnp.zeros(())}, random.key(1), random.key(2))
     jax.effects_barrier()
     check_no_key_is_used_twice(model_keys + record.keys, count=10)
