@@ -588,8 +588,7 @@ FAULTS = [
           "test_block_means:stored"),
     Fault("report: nothing is hot", "statistics", "HOT, COLD = 2.0", "HOT, COLD = 1e9", "test_report:take_up"),
     Fault("report: always hot", "statistics", "HOT, COLD = 2.0", "HOT, COLD = 0.2", "test_report:right"),
-    Fault("fingerprint: shapes alone", "fingerprint", " + values.tobytes()", "",
-          "test_report:other"),
+    Fault("fingerprint: shapes alone", "arrays", " + values.tobytes()", "", "test_report:other"),
     # latent sites of the rows
     Fault("sum: the scale inside of the logarithm", "replay", "scale = scale * len(rows) / size", "pass",
           "test_local:unbiased"),

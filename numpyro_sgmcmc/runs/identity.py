@@ -16,7 +16,7 @@ from jax.extend.core import Jaxpr, Literal
 import numpy as np
 import numpyro
 
-from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.data.arrays import fingerprint
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)
