@@ -191,21 +191,20 @@ class Cyclical:
 
     a: float
     cycle: int
-    minimum: float
-    exploration: float
+    minimum: float | None = None
+    exploration: float = 0.0
 
-    def __init__(self, a: float, cycle: int, minimum: float | None = None, exploration: float = 0.0):
-        object.__setattr__(self, "a", a)
-        object.__setattr__(self, "cycle", cycle)
-        object.__setattr__(self, "minimum", 1e-3 * a if minimum is None else minimum)
-        object.__setattr__(self, "exploration", exploration)
+    def __post_init__(self):
+        if self.minimum is None:
+            object.__setattr__(self, "minimum", 1e-3 * self.a)
         check_positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
         if self.cycle != int(self.cycle) or self.cycle > LAST:
-            raise ValueError(f"Cyclical(cycle={cycle!r}): the cycle must be an integer number of steps, below 2**31.")
-        if isinstance(exploration, bool) or not isinstance(exploration, numbers.Real) or not 0 <= exploration < 1:
             raise ValueError(
-                f"Cyclical(exploration={exploration!r}): the share of a cycle without noise must be in [0, 1)."
+                f"Cyclical(cycle={self.cycle!r}): the cycle must be an integer number of steps, below 2**31."
             )
+        share = self.exploration
+        if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
+            raise ValueError(f"Cyclical(exploration={share!r}): the share of a cycle without noise must be in [0, 1).")
         object.__setattr__(self, "cycle", int(self.cycle))
 
     @property
@@ -215,7 +214,8 @@ class Cyclical:
 
     def __call__(self, i: Any) -> Any:
         # multiply by a float: a quotient of integers would have single precision
-        return jnp.maximum(0.5 * self.a * (jnp.cos(math.pi / self.cycle * (i % self.cycle)) + 1.0), self.minimum)
+        h = 0.5 * self.a * (jnp.cos(math.pi / self.cycle * (i % self.cycle)) + 1.0)
+        return jnp.maximum(h, self.minimum)  # pyright: ignore[reportArgumentType]
 
     def explores(self, i: Any) -> Any:
         """Whether step i has no noise."""
@@ -237,11 +237,8 @@ WRAPS = 256  # overflows of the counter after which one period is cut short: 2**
 
 def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Array:
     """
-    The int32 with which a schedule is called at step ``i + 2**32 wraps``. It does not grow beyond ``2**31 - 1``. A
-    schedule with a ``period`` is called with the index modulo the period, so that it repeats for ever.
-
-    :param i: uint32.
-    :param wraps: uint32.
+    The int32 with which a schedule is called at step ``i + 2**32 wraps``, both uint32. It does not grow beyond
+    ``2**31 - 1``. A schedule with a ``period`` is called with the index modulo the period, so that it repeats for ever.
     """
     period = getattr(schedule, "period", None)
     if period is None:
@@ -252,12 +249,7 @@ def schedule_index(schedule: Schedule, i: jax.Array, wraps: jax.Array) -> jax.Ar
 
 
 def as_schedule(step_size: float | Schedule | None) -> Schedule:
-    """
-    Converts a float to :class:`Constant`; returns a callable unchanged.
-
-    :raises ValueError: for a constant that is not positive and finite, or a function that does not return one number.
-    :raises TypeError: if it is neither a number nor a callable, or a function that JAX cannot trace.
-    """
+    """Converts a float to :class:`Constant`; returns a callable unchanged. Raises an error for anything else."""
     if isinstance(step_size, Callable):
         try:
             h = jax.eval_shape(lambda i: jnp.asarray(step_size(i)), jax.ShapeDtypeStruct((), jnp.int32))

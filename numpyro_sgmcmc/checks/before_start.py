@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_value
 
-from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
+from numpyro_sgmcmc.local.models import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.potential.potential import ModelPotential

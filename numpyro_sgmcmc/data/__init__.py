@@ -3,8 +3,4 @@
 from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.sharded import ShardedRows, shard_rows
 
-__all__ = [
-    "OnDisk",
-    "ShardedRows",
-    "shard_rows",
-]
+__all__ = ["OnDisk", "ShardedRows", "shard_rows"]

@@ -37,21 +37,16 @@ def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
 
 def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> None:
     """Raises a ValueError if an argument that is no array of numbers is the likely cause of an error."""
-    failure = f"The failure was: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    batches = _batches(args, kwargs, str(error))
-    if batches:
-        raise ValueError(f"{batches}{_WHOLE_DATA} {failure}") from error
-    sparse = [name for name, arg in _named(args, kwargs) if isinstance(arg, BCSR)]
-    if sparse:
-        raise ValueError(
-            f"{sparse[0]} is a sparse BCSR matrix, which JAX cannot index by rows. {SPARSE_ROWS} {failure}"
-        ) from error
-    odd = not_an_array(args, kwargs)
-    if odd:
-        what, arg = odd
-        raise ValueError(
-            f"{what}, which cannot be indexed by the rows of a minibatch. Pass {_remedy(arg)}. {failure}"
-        ) from error
+    if batches := _batches(args, kwargs, str(error)):
+        cause = f"{batches}{_WHOLE_DATA}"
+    elif sparse := [name for name, arg in _named(args, kwargs) if isinstance(arg, BCSR)]:
+        cause = f"{sparse[0]} is a sparse BCSR matrix, which JAX cannot index by rows. {SPARSE_ROWS}"
+    elif odd := not_an_array(args, kwargs):
+        cause = f"{odd[0]}, which cannot be indexed by the rows of a minibatch. Pass {_remedy(odd[1])}."
+    else:
+        return
+    first_line = str(error).partition("\n")[0]
+    raise ValueError(f"{cause} The failure was: {type(error).__name__}: {first_line}") from error
 
 
 def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
@@ -91,9 +86,8 @@ def _batches(args: tuple, kwargs: Mapping[str, Any], failure: str) -> str:
     """The first argument of which a failure speaks by its type, and which is a list of arrays, or a loader."""
     for name, arg in _named(args, kwargs):
         kind = type(arg).__name__
-        if kind not in failure and not (
-            isinstance(arg, list) and "scalar index" in failure
-        ):  # as a list says of x[rows]
+        of_a_list = isinstance(arg, list) and "scalar index" in failure  # the failure of x[rows] for a list
+        if kind not in failure and not of_a_list:
             continue
         if isinstance(arg, list) and arg and all(hasattr(x, "shape") and np.ndim(x) for x in jax.tree.leaves(arg)):
             return f"{name} is a list of {len(arg)} batches"

@@ -1,7 +1,11 @@
-"""NumPy arrays and memory maps as arguments of a model that indexes them by traced row numbers."""
+"""
+The arrays among the arguments of a model: NumPy arrays and memory maps, which it indexes by traced row numbers, and a
+checksum, by which a chain that is resumed with other data is detected.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
+import zlib
 
 import jax
 from jax.core import Tracer
@@ -13,6 +17,7 @@ from numpyro_sgmcmc.data.on_disk import OnDisk
 from numpyro_sgmcmc.data.row_array import RowArray
 
 MOST_NAMES = 8  # arguments that an error lists
+ROWS = 16  # number of evenly spaced rows of each array in a checksum
 
 
 class Indexable(np.ndarray):
@@ -115,3 +120,35 @@ def without_data(args: tuple, kwargs: Mapping[str, Any]) -> tuple[dict[str, jax.
         return treedef.unflatten([leaf.standing_for(traced[name]) if name in traced else leaf for name, leaf in named])
 
     return shapes, with_traced
+
+
+def fingerprint(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> int:
+    """
+    A checksum of 31 bits of the shapes and some rows of the arrays among a model's arguments, and of its plain numbers
+    and strings, at a cost that does not depend on the number of rows. 0 if an argument is traced.
+    """
+    leaves = jax.tree.leaves((model_args, dict(model_kwargs or {})))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return 0
+    with jax.ensure_compile_time_eval():
+        parts = sorted(map(_bytes, leaves))  # sorted, because an argument may be given by position or by name
+    return zlib.crc32(b"".join(parts)) & 0x7FFFFFFF or 1
+
+
+def _bytes(leaf: Any) -> bytes:
+    if isinstance(leaf, str) or (isinstance(leaf, int) and abs(leaf) >= 2**63):
+        return repr(leaf).encode()
+    if isinstance(leaf, (bool, int, float, complex, np.generic)):  # 1 and 1.0 are the same data
+        leaf = np.asarray(leaf)
+    if not isinstance(leaf, (np.ndarray, jax.Array, RowArray)):
+        return b""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype == object:
+        return f"{leaf.shape}{leaf.dtype}".encode()
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # so that the same data agree on the device and off it
+    shape = leaf.shape
+    if shape and shape[0]:
+        leaf = leaf[np.unique(np.linspace(0, shape[0] - 1, ROWS).astype(int))]
+    values = np.ascontiguousarray(leaf, dtype)
+    if dtype.kind in "biuf":
+        values = values.astype(float)  # labels may be integers or floats
+    return f"{shape}{values.dtype}".encode() + values.tobytes()

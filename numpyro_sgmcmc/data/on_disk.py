@@ -41,30 +41,22 @@ class OnDisk(RowArray):
 
         >>> import pathlib, tempfile
         >>> import numpy as np
-        >>> from jax import random
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_sgmcmc import SGLD, OnDisk, Reshuffled
+        >>> from numpyro_sgmcmc import OnDisk
         >>> path = pathlib.Path(tempfile.mkdtemp(), "x.npy")
-        >>> np.save(path, np.random.default_rng(0).normal(3, 1, 10_000).astype(np.float32))
-        >>> def model(x):
-        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
-        ...     with numpyro.plate("N", len(x)) as rows:
-        ...         numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
-        >>> contiguous = Reshuffled(contiguous=True)
-        >>> kernel = SGLD(model, step_size=5e-6, batch_size=100, steps_per_sample=20, rows=contiguous)
-        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
-        >>> mcmc.run(random.key(0), OnDisk(path))
-        >>> round(float(mcmc.get_samples()["mu"].mean()), 1)
-        3.0
+        >>> np.save(path, np.arange(6.0).reshape(3, 2))
+        >>> X = OnDisk(path)  # an argument of the model: mcmc.run(rng_key, X)
+        >>> X[np.array([2, 0])].tolist(), len(X)
+        ([[4.0, 5.0], [0.0, 1.0]], 3)
     """
 
     where = "on disk"
 
     def __init__(self, source: Any):
         self._source = source
-        rows = self._opened()
+        try:
+            rows = opened(source)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self!r}: {error}") from error
         self._file = rows if isinstance(rows, np.memmap) else None
         # a slice of a memmap takes ten times as long to make as one of a plain array, and other threads wait meanwhile
         self._rows = rows if self._file is None else rows.view(np.ndarray)
@@ -107,17 +99,10 @@ class OnDisk(RowArray):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> Any:
-        try:
-            return opened(self._source)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self!r}: {error}") from error
-
     def read(self, rows: Any) -> np.ndarray:
         """The rows with these numbers, an array of any shape, as an array in memory."""
-        rows = np.asarray(rows)
-        out = self.empty(rows.shape)
-        self.read_into(out, rows, runs(rows))
+        out = self.empty(np.shape(rows))
+        self._fill(None, out, rows)
         return out
 
     def _fill(self, context: Any, out: Any, rows: Any) -> None:
@@ -133,8 +118,6 @@ class OnDisk(RowArray):
         """
         :param out: array for the rows, with the shape and dtype of :meth:`empty`.
         :param pieces: ``runs(rows)``, the same for all arrays from which these rows are read.
-        :raises OSError: if the rows cannot be read.
-        :raises IndexError: if there are no such rows.
         """
         out = out.reshape(rows.size, *self.shape[1:])
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):

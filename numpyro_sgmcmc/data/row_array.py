@@ -11,13 +11,10 @@ class RowArray(np.lib.mixins.NDArrayOperatorsMixin):
     """
     An array that a model indexes by the rows of its plate, ``X[rows]``. Any other use, except of its shape and dtype,
     raises an error with the reason.
-
-    :ivar tuple shape: shape of the whole array.
-    :ivar dtype: dtype of the JAX array.
     """
 
-    shape: tuple[int, ...] = ()
-    dtype: Any
+    shape: tuple[int, ...] = ()  # of the whole array
+    dtype: Any  # of the JAX array
     where: str  # location of the array, for errors
     _argument = ""
     _traced: jax.Array | None = None

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from numpyro_sgmcmc.data.row_array import RowArray
-from numpyro_sgmcmc.rows.shares import Shares
+from numpyro_sgmcmc.rows.shares import Shares, number_of_rows
 from numpyro_sgmcmc.utils.compat import closed_over_arrays_are_constants
 
 
@@ -44,10 +44,7 @@ class ShardedRows(RowArray):
         return f"{self._argument}ShardedRows(shape={self.shape}, devices={self.devices})"
 
     def _take(self, rows: Any, served: Any = None) -> jax.Array:
-        """
-        :param served: whether each device has its own share of the rows: ``rows`` is cut into D equal pieces, and
-            piece k has rows of device k.
-        """
+        """``served``: whether ``rows`` consists of D equal pieces, of which piece k has rows of device k."""
         if not served:
             return self._values.reshape(-1, *self.shape[1:])[self._shares.locate(rows)]
         places = (rows.reshape(self.devices, -1) - self._shares.first[:, None]).astype(jnp.uint32)
@@ -92,11 +89,7 @@ def shard_rows(mesh: Mesh, *arrays: Any, axis: str | None = None) -> Any:
     if axis not in names:
         raise ValueError(f"shard_rows(axis={axis!r}): the mesh has the axes {', '.join(map(repr, names))}. Name one.")
     devices = mesh.shape[axis]
-    lengths = sorted({np.shape(array)[0] if np.ndim(array) else 0 for array in arrays})
-    if len(lengths) != 1:
-        shapes = ", ".join(str(np.shape(array)) for array in arrays) or "none"
-        raise ValueError(f"shard_rows needs arrays with the same number of rows, got shapes {shapes}.")
-    (rows,) = lengths
+    rows = number_of_rows("shard_rows", arrays)
     if rows < devices:
         raise ValueError(
             f"{rows} rows cannot be distributed over {devices} devices along {axis!r}. Use a mesh with at most {rows}."

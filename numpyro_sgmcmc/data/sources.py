@@ -65,11 +65,7 @@ class ArrowColumn:
 
 
 class ArrowTable:
-    """
-    Rows of a table.
-
-    :raises ValueError: if it has a column of lists and other columns, or columns of several dtypes.
-    """
+    """Rows of a table: one column of lists, or columns of numbers of one dtype."""
 
     def __init__(self, table: Any):
         self._columns = [ArrowColumn(table.column(k)) for k in range(len(table.column_names))]
@@ -96,9 +92,6 @@ class Blocks:
     """
     Rows of a sequence of blocks of the same length; the last block may be shorter. Records of array_record must be
     blocks written by ``numpy.save``.
-
-    :raises TypeError: if its elements are not blocks.
-    :raises ValueError: if there are no blocks, or they do not fit together.
     """
 
     def __init__(self, blocks: Any):

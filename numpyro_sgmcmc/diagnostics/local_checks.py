@@ -33,8 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
-from numpyro_sgmcmc.local.models import drawn_locally
-from numpyro_sgmcmc.local.record import makes_moves, recorded_draw
+from numpyro_sgmcmc.local.models import drawn_locally, makes_moves, recorded_draw
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.data.argument_checks import not_an_array
-from numpyro_sgmcmc.data.arrays import named_leaves
-from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.data.arrays import fingerprint, named_leaves
 from numpyro_sgmcmc.diagnostics.draws import check_draws, latent_draws, posterior_draws, thinned
 from numpyro_sgmcmc.engine.settings import check_mcmc
 from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, axes_of_chains, derive_key

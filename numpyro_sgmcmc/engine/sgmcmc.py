@@ -22,7 +22,7 @@ from numpyro_sgmcmc.checks.at_construction import check_options
 from numpyro_sgmcmc.checks.before_start import check_before_start, check_resumed, warn_before_run, warn_of_local_moves
 from numpyro_sgmcmc.checks.data_values import check_data, check_finite
 from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
-from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.data.arrays import fingerprint
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.chains import Chains, chain_for
 from numpyro_sgmcmc.engine.options import listed_options

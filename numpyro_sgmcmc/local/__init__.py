@@ -3,9 +3,4 @@
 from numpyro_sgmcmc.local.function import LocalFunction
 from numpyro_sgmcmc.local.moves import LocalGibbs, LocalHMC, LocalLangevin
 
-__all__ = [
-    "LocalFunction",
-    "LocalGibbs",
-    "LocalHMC",
-    "LocalLangevin",
-]
+__all__ = ["LocalFunction", "LocalGibbs", "LocalHMC", "LocalLangevin"]

@@ -16,29 +16,16 @@ PREVIOUS = "previous"
 
 class Conditional(NamedTuple):
     """
-    The conditional distribution of the local sites of a minibatch.
-
-    - **sites** - local site -> its distribution given the global sites.
-    - **start** - local site -> initial values: draws from the prior, or the values of the previous visit.
-    - **density** - values -> log density of each row, up to a constant; for each element of the sites' plates.
-    - **constrain** - values -> values on the sites' supports.
-    - **unconstrain** - the inverse.
-    - **given** - the arguments of a user's function after the key and the local values.
-
-    The values are unconstrained for samplers with ``on_real_line``, except those of discrete sites.
+    The conditional distribution of the local sites of a minibatch. Their values are unconstrained for samplers with
+    ``on_real_line``, except those of discrete sites.
     """
 
-    sites: Mapping[str, Distribution]
-    start: Mapping[str, jax.Array]
-    density: Callable[[Mapping[str, jax.Array]], jax.Array]
-    constrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
-    unconstrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
-    given: tuple[tuple, Mapping[str, Any]]
-
-
-def is_discrete(fn: Distribution) -> bool:
-    """Whether the support of a site is discrete."""
-    return fn.support is not None and bool(fn.support.is_discrete)
+    sites: Mapping[str, Distribution]  # local site -> its distribution given the global sites
+    start: Mapping[str, jax.Array]  # initial values: draws from the prior, or the values of the previous visit
+    density: Callable[[Mapping[str, jax.Array]], jax.Array]  # log density, by element of the sites' plates, + constant
+    constrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]  # values -> values on the sites' supports
+    unconstrain: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]  # the inverse
+    given: tuple[tuple, Mapping[str, Any]]  # arguments of a user's function after the key and the local values
 
 
 @dataclass(frozen=True)

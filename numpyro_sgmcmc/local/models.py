@@ -12,7 +12,8 @@ The randomness of the draws is part of the gradient noise.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax, random
@@ -21,12 +22,13 @@ import numpyro
 from numpyro.distributions import Distribution, biject_to, constraints
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_sgmcmc.local.function import PREVIOUS, Conditional, checked_local, is_discrete
+from numpyro_sgmcmc.local.function import PREVIOUS, Conditional, checked_local
 from numpyro_sgmcmc.local.replay import FirstRun, LocalError, check_nothing_else_depends, emit, run_again, to_plates
 from numpyro_sgmcmc.local.summed import summed_out
 from numpyro_sgmcmc.model.given_values import is_masked
-from numpyro_sgmcmc.model.handlers import elementwise
-from numpyro_sgmcmc.model.structure import moves
+from numpyro_sgmcmc.model.handlers import elementwise, transformed
+from numpyro_sgmcmc.model.structure import is_discrete, moves
+from numpyro_sgmcmc.types import Rows, Sites
 
 
 def with_local(model: Any, local: Any) -> Any:
@@ -79,7 +81,7 @@ class drawn_locally:
         key = numpyro.prng_key()
         assert key is not None  # a potential always has one
         key_prior, key_draw = random.split(key)
-        count = iter(range(2**31))
+        count = itertools.count()
 
         def is_local(msg: Any) -> bool:
             # plates whose rows are given; they may be all rows, if a search goes through the data in parts
@@ -99,65 +101,53 @@ class drawn_locally:
             result = self.fn(*args, **kwargs)
         if not first.sites:
             return result
-        sites = {name: site.fn for name, site in first.sites.items()}
-        as_they_are = {
-            name: is_discrete(fn) or not (getattr(self.local, "on_real_line", True) or moves(fn.support))
+        sites = first.sites
+        transforms = {  # of the other sites, the sampler gets constrained values
+            name: biject_to(fn.support)
             for name, fn in sites.items()
+            if not is_discrete(fn) and (getattr(self.local, "on_real_line", True) or moves(fn.support))
         }
 
-        def on_support(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-            return {
-                name: values[name] if as_they_are[name] else _on_support(values[name], sites[name])[0] for name in sites
-            }
+        def constrain(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            return {name: transforms[name](x) if name in transforms else x for name, x in values.items()}
 
-        def off_support(values: Mapping[str, Any]) -> dict[str, jax.Array]:
+        def unconstrain(values: Mapping[str, Any]) -> dict[str, jax.Array]:
             inside = {name: _inside(jnp.asarray(values[name]), fn) for name, fn in sites.items()}
-            return {
-                name: x if as_they_are[name] else biject_to(sites[name].support).inv(x) for name, x in inside.items()
-            }
+            return {name: transforms[name].inv(x) if name in transforms else x for name, x in inside.items()}
 
         def densities(values: Mapping[str, jax.Array]) -> Any:
             log_dets = []
 
             def value_of(name: str, fn: Distribution) -> jax.Array:
-                if as_they_are[name]:
+                if name not in transforms:
                     return values[name]
-                value, log_det = _on_support(values[name], fn)
+                value, log_det = transformed(biject_to(fn.support), values[name], fn)
                 log_dets.append(log_det)
                 return value
 
             total, others = run_again(self.fn, args, kwargs, first, value_of)
-            return sum((to_plates(x, list(first.frames.values())) for x in log_dets), start=total), others
+            return sum((to_plates(log_det, first.frames) for log_det in log_dets), start=total), others
 
-        def density(values: Mapping[str, jax.Array]) -> Any:
+        def density(values: Mapping[str, jax.Array]) -> jax.Array:
             return densities(values)[0]
 
         plates = [name for name in first.frames if first.plates[name][0][1] is not None]
         rows = {name: first.plates[name][1] for name in plates}
         of_rows = rows[plates[0]] if len(plates) == 1 else rows
-        start = lax.stop_gradient(off_support({name: site.value for name, site in first.sites.items()}))
+        start = lax.stop_gradient(unconstrain({name: first.values[name] for name in sites}))
+        axes = {name: first.frames[plates[0]] - fn.event_dim for name, fn in sites.items()}
         if keeps_values(self):
-            axes = {name: first.frames[plates[0]] - fn.event_dim for name, fn in sites.items()}
             rows_first = {name: jnp.moveaxis(x, axes[name], 0) for name, x in start.items()}
             start = {name: jnp.moveaxis(x, 0, axes[name]) for name, x in _told("local_start", rows_first).items()}
         check_nothing_else_depends(densities, start, "drawn by local=")
-        given = (lax.stop_gradient(first.globals()), of_rows, *args), kwargs
-        conditional = Conditional(sites, start, density, on_support, off_support, given)
+        given = (lax.stop_gradient(first.globals), of_rows, *args), kwargs
+        conditional = Conditional(sites, start, density, constrain, unconstrain, given)
         sampler = _told("local_sampler", self.local)
         values = jax.tree.map(lax.stop_gradient, sampler.draw(key_draw, conditional))
         if keeps_values(self):
             _told("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
         emit(f"{' and '.join([*first.observed, *sites])} (drawn by local=)", density(values), first)
         return result
-
-
-def _on_support(x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
-    """The constrained value, and the log determinant of the Jacobian for each element of the batch shape."""
-    transform = biject_to(fn.support)
-    value = transform(x)
-    log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
-    event_dim = jnp.ndim(log_det) - len(fn.batch_shape)
-    return value, log_det.sum(tuple(range(-event_dim, 0)))
 
 
 def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
@@ -177,3 +167,47 @@ def _inside(value: jax.Array, fn: Distribution) -> jax.Array:
     else:
         return value
     return inside if is_masked(fn) else jnp.where(possible, inside, jnp.nan)
+
+
+class Recorded(NamedTuple):
+    """A draw of local sites, with what a run does not keep."""
+
+    start: Sites  # local site -> the initial values of its chain, in the coordinates of the sampler
+    values: Sites  # local site -> the values drawn, like start
+    stored: Sites  # the values drawn with rows along axis 0, for the next visit; empty if no values are kept
+    accepted: jax.Array | None  # whether each move was accepted, shape (moves, *plates); None if there are no moves
+    plates: Mapping[str, int]  # number of axes of the plates, which come first in start and values, by site
+
+
+class _record(visit):
+    """Draws the local sites in the place of their sampler, and records the draw."""
+
+    recorded: Any = None
+
+    def process_message(self, msg: Any) -> None:
+        super().process_message(msg)
+        if msg["type"] == "local_sampler":
+            self.sampler, msg["value"] = msg["value"], self
+
+    def draw(self, rng_key: jax.Array, conditional: Conditional) -> Any:
+        if hasattr(self.sampler, "draw_watched"):
+            values, accepted = self.sampler.draw_watched(rng_key, conditional)
+        else:
+            values, accepted = self.sampler.draw(rng_key, conditional), None
+        plates = {name: len(fn.batch_shape) for name, fn in conditional.sites.items()}
+        self.recorded = Recorded(dict(conditional.start), dict(values), {}, accepted, plates)
+        return values
+
+
+def makes_moves(model: Any) -> bool:
+    """Whether local sites are drawn by moves that may be rejected."""
+    return isinstance(model, drawn_locally) and hasattr(model.local, "draw_watched")
+
+
+def recorded_draw(
+    potential: Any, z: Sites, rows: Rows, rng_key: jax.Array, before: tuple[Sites, jax.Array] | None = None
+) -> Recorded:
+    """A draw of the local sites of these rows, made anew, so that a step of the global chain costs no more."""
+    record = _record(potential.model, before)
+    potential.replace(model=record).estimate(z, rows, rng_key)
+    return record.recorded._replace(stored=dict(record.values))

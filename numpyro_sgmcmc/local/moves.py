@@ -15,9 +15,10 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.local.function import PREVIOUS, Conditional, LocalFunction, is_discrete
+from numpyro_sgmcmc.local.function import PREVIOUS, Conditional, LocalFunction
 from numpyro_sgmcmc.local.replay import LocalError
 from numpyro_sgmcmc.local.summed import support_of
+from numpyro_sgmcmc.model.structure import is_discrete
 from numpyro_sgmcmc.utils.validation import check_positive, checked_count
 
 Values = Mapping[str, jax.Array]
@@ -80,41 +81,31 @@ class LocalGibbs:
 
         def sweep(k, values):
             for s, (name, fn) in enumerate(conditional.sites.items()):
-                element = fn.to_event(0) if not fn.event_shape else fn
-                support = jnp.asarray(_of_a_coordinate(name, element))
                 key_site = random.fold_in(random.fold_in(key_sweeps, k), s)
-                values = self._site(name, fn, support, values, key_site, conditional)
+                values = _over_coordinates(name, fn, values, key_site, conditional)
             return values
 
         return lax.fori_loop(0, self.sweeps, sweep, dict(values))
 
-    def _site(self, name, fn, support, values, rng_key, conditional):
-        size = math.prod(fn.event_shape)
-        batch = len(fn.batch_shape)
 
-        def coordinate(j, values):
-            flat = values[name].reshape(*fn.batch_shape, size)
-            here = jnp.arange(size) == j
+def _over_coordinates(name, fn, values, rng_key, conditional):
+    size, support = math.prod(fn.event_shape), jnp.asarray(support_of(name, fn, ()))
 
-            def density_at(value):
-                moved = jnp.where(here, value.astype(flat.dtype), flat).reshape(values[name].shape)
-                return conditional.density({**values, name: moved})
+    def coordinate(j, values):
+        flat = values[name].reshape(*fn.batch_shape, size)
+        here = jnp.arange(size) == j
 
-            logits = jax.vmap(density_at)(support)
-            noise = random.gumbel(random.fold_in(rng_key, j), logits.shape)
-            chosen = support[jnp.argmax(logits + noise, 0)]
-            chosen = jnp.broadcast_to(chosen, fn.batch_shape) if batch else chosen
-            new = jnp.where(here, chosen[..., None].astype(flat.dtype), flat)
-            return {**values, name: new.reshape(values[name].shape)}
+        def density_at(value):
+            moved = jnp.where(here, value.astype(flat.dtype), flat).reshape(values[name].shape)
+            return conditional.density({**values, name: moved})
 
-        return lax.fori_loop(0, size, coordinate, values)
+        logits = jax.vmap(density_at)(support)
+        noise = random.gumbel(random.fold_in(rng_key, j), logits.shape)
+        chosen = jnp.broadcast_to(support[jnp.argmax(logits + noise, 0)], fn.batch_shape)
+        new = jnp.where(here, chosen[..., None].astype(flat.dtype), flat)
+        return {**values, name: new.reshape(values[name].shape)}
 
-
-def _of_a_coordinate(name: str, fn: Any) -> Any:
-    """The possible values of one coordinate of a site, shape ``(values,)``."""
-    while fn.event_shape and hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return support_of(name, fn)
+    return lax.fori_loop(0, size, coordinate, values)
 
 
 @dataclass(frozen=True)
@@ -134,6 +125,7 @@ class LocalHMC:
 
     .. doctest::
 
+        >>> import jax.numpy as jnp
         >>> import numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro_sgmcmc import LocalHMC, SGHMC
@@ -141,8 +133,7 @@ class LocalHMC:
         ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
         ...     with numpyro.plate("rows", len(y)) as rows:
         ...         u = numpyro.sample("u", dist.Normal(mu, 1))
-        ...         numpyro.sample("y", dist.Poisson(jax.numpy.exp(u)), obs=y[rows])
-        >>> import jax
+        ...         numpyro.sample("y", dist.Poisson(jnp.exp(u)), obs=y[rows])
         >>> local = LocalHMC(step_size=0.3, num_steps=3, moves=5)
         >>> kernel = SGHMC(effects, local=local, step_size=1e-3, friction=10.0, batch_size=50)
     """
@@ -160,16 +151,10 @@ class LocalHMC:
 
     def draw(self, rng_key: jax.Array, conditional: Conditional) -> Values:
         """:raises ValueError: for a discrete site."""
-        start, move = self._chain(rng_key, conditional)
-        return lax.fori_loop(0, self.moves, lambda k, u: move(u, k)[0], start)
+        return self.draw_watched(rng_key, conditional)[0]
 
     def draw_watched(self, rng_key: jax.Array, conditional: Conditional) -> tuple[Values, jax.Array]:
         """The values of :meth:`draw`, and whether each move was accepted, shape ``(moves, *plates)``."""
-        start, move = self._chain(rng_key, conditional)
-        return lax.scan(move, start, jnp.arange(self.moves))
-
-    def _chain(self, rng_key: jax.Array, conditional: Conditional) -> tuple[dict[str, jax.Array], Callable]:
-        """The start, and a function: values, number of the move -> new values, and whether each row has accepted."""
         for name, fn in conditional.sites.items():
             if is_discrete(fn):
                 raise LocalError(
@@ -185,7 +170,7 @@ class LocalHMC:
             return -density, back(jnp.ones_like(density))[0]
 
         def kinetic(p):
-            rows = len(jnp.shape(conditional.density(start)))
+            rows = jnp.ndim(conditional.density(start))
             batch = {name: len(fn.batch_shape) for name, fn in conditional.sites.items()}
             halves = [0.5 * jnp.sum(x * x, tuple(range(batch[name], x.ndim))) for name, x in p.items()]
             return sum(half.sum(tuple(range(half.ndim - rows))) for half in halves)
@@ -214,7 +199,7 @@ class LocalHMC:
 
             return {name: chosen(name, new[name], u[name]) for name in u}, accepted
 
-        return start, move
+        return lax.scan(move, start, jnp.arange(self.moves))
 
 
 @dataclass(frozen=True)

@@ -9,24 +9,20 @@ local sites, and returns the log density of the hidden sites, for each element o
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro
 from numpyro.primitives import Messenger
 
-from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, follow
+from numpyro_sgmcmc.model.dataflow import dependence
 from numpyro_sgmcmc.model.given_values import SiteError
 
 
 class LocalError(SiteError):
     """An error in a local site; the message names the site."""
-
-
-class LocalSite(NamedTuple):
-    fn: Any  # its distribution, given the global sites and the previous local ones
-    value: Any  # its value in the first run
 
 
 class FirstRun(Messenger):
@@ -37,14 +33,13 @@ class FirstRun(Messenger):
 
     def __init__(self, is_local: Callable[[Any], bool], value_of: Callable[[str, Any], Any]):
         self.is_local, self.value_of = is_local, value_of
-        self.sites: dict[str, LocalSite] = {}
+        self.sites: dict[str, Any] = {}  # local site -> its distribution in this run
         self.frames: dict[str, int] = {}  # plates of the local sites -> dim
         self.plates: dict[str, tuple[tuple, jax.Array]] = {}  # arguments and rows of every plate
         self.values: dict[str, Any] = {}
+        self.globals: dict[str, Any] = {}  # values of the latent sites that are not local
         self.nameless: dict[str, list[Any]] = {"control_flow": [], "prng_key": []}  # values of scans, keys
-        self.hidden: set[str] = set()
         self.observed: list[str] = []  # the observed sites among the hidden ones
-        self.latents: list[str] = []
         super().__init__(None)
 
     def process_message(self, msg: Any) -> None:
@@ -61,11 +56,10 @@ class FirstRun(Messenger):
             value = self.value_of(msg["name"], msg["fn"])
             for name, dim in frames.items():  # add 0 * rows, so that everything that depends on it depends on the rows
                 rows = 0 * self.plates[name][1]
-                value = value + rows.reshape(-1, *(1,) * (-dim - 1 + msg["fn"].event_dim)).astype(
-                    jnp.result_type(value)
-                )
+                rows = rows.reshape(-1, *(1,) * (-dim - 1 + msg["fn"].event_dim))
+                value = value + rows.astype(jnp.result_type(value))
             msg["value"], msg["stop"] = value, True
-            self.sites[msg["name"]] = LocalSite(msg["fn"], value)
+            self.sites[msg["name"]] = msg["fn"]
         elif self.sites and self.frames.items() <= frames.items():
             if msg["type"] == "sample" and not msg["is_observed"]:
                 first = next(iter(self.sites))
@@ -75,7 +69,6 @@ class FirstRun(Messenger):
                     f"marginalise one of them, or leave the mark of {first!r} out and draw both by a function local=."
                 )
             msg["stop"] = True
-            self.hidden.add(msg["name"])
             if msg["type"] == "sample":
                 self.observed.append(msg["name"])
 
@@ -86,12 +79,8 @@ class FirstRun(Messenger):
             self.nameless[msg["type"]].append(msg["value"])
         elif msg["type"] in ("sample", "param", "mutable"):
             self.values[msg["name"]] = msg["value"]
-            if msg["type"] == "sample" and not msg["is_observed"]:
-                self.latents.append(msg["name"])
-
-    def globals(self) -> dict[str, Any]:
-        """Values of the latent sites that are not local."""
-        return {name: self.values[name] for name in self.latents if name not in self.sites}
+            if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] not in self.sites:
+                self.globals[msg["name"]] = msg["value"]
 
 
 class _Replay(Messenger):
@@ -132,9 +121,9 @@ def run_again(model: Callable, args: tuple, kwargs: Mapping[str, Any], first: Fi
     replay = _Replay(first, value_of)
     with replay:
         model(*args, **kwargs)
-    ours = {name: density for name, density in replay.densities.items() if name in first.hidden | first.sites.keys()}
-    total = sum((to_plates(density, list(first.frames.values())) for density in ours.values()), start=jnp.zeros(()))
-    return total, {name: density for name, density in replay.densities.items() if name not in ours}
+    others = replay.densities
+    ours = [others.pop(name) for name in list(others) if name in {*first.observed, *first.sites}]
+    return sum((to_plates(density, first.frames) for density in ours), start=jnp.zeros(())), others
 
 
 def check_nothing_else_depends(density: Callable, values: Mapping[str, jax.Array], how: str) -> None:
@@ -142,31 +131,25 @@ def check_nothing_else_depends(density: Callable, values: Mapping[str, jax.Array
     Raises a LocalError if a site outside the plates of the local sites depends on one of them; ``how`` these are
     handled is for the message.
     """
-    closed, (_, others) = jax.make_jaxpr(density, return_shape=True)(values)
-    facts, _ = follow(closed, [Fact(frozenset([name])) for name in sorted(values)], lambda _: CLOSED_OVER)
-    for name, fact in zip(sorted(others), facts[-len(others) :] if others else []):
-        for local in sorted(fact.depends):
+    _, others = dependence(density, values)
+    for name, depends in others.items():
+        for local in sorted(depends):
             raise LocalError(
                 f"site {name!r} depends on {local!r}, which is {how}, but is outside its plates. Move it into "
                 "them, with one log density for each of their elements."
             )
 
 
-def to_plates(density: jax.Array, dims: list[int]) -> jax.Array:
-    """The sum over all dimensions except these, which are counted from the right."""
-    summed = density.sum(tuple(k for k in range(-density.ndim, 0) if k not in set(dims)), keepdims=True)
-    return summed.reshape(summed.shape[-max(-dim for dim in dims) :])
+def to_plates(density: jax.Array, frames: Mapping[str, int]) -> jax.Array:
+    """The sum over all dimensions except those of these plates."""
+    dims = set(frames.values())
+    summed = density.sum(tuple(k for k in range(-density.ndim, 0) if k not in dims), keepdims=True)
+    return summed.reshape(summed.shape[min(dims) :])
 
 
 def emit(name: str, density: jax.Array, first: FirstRun) -> None:
     """Adds a factor in the plates of the local sites."""
-
-    def inside(frames):
-        if not frames:
-            numpyro.factor(name, density)
-            return
-        (plate, dim), *rest = frames
-        with numpyro.plate(plate, first.plates[plate][0][0], dim=dim):
-            inside(rest)
-
-    inside(list(first.frames.items()))
+    with ExitStack() as plates:
+        for plate, dim in first.frames.items():
+            plates.enter_context(numpyro.plate(plate, first.plates[plate][0][0], dim=dim))
+        numpyro.factor(name, density)

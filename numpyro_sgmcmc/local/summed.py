@@ -26,11 +26,6 @@ from numpyro_sgmcmc.model.given_values import given_values
 MOST = 1024  # maximal number of elements of the joint support
 
 
-def is_marked(msg: Any) -> bool:
-    """Whether a sample site is marked to be summed out."""
-    return msg["infer"].get("enumerate") == "parallel"
-
-
 @dataclass(frozen=True)
 class summed_out:
     """The model with its marked sites summed out; the model itself if there are none."""
@@ -41,9 +36,10 @@ class summed_out:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         supports: dict[str, np.ndarray] = {}
         model = given_values(self.fn, self.imputes)
+        is_marked = lambda msg: msg["infer"].get("enumerate") == "parallel"  # noqa: E731
 
         def first_element(name: str, fn: Distribution) -> jax.Array:
-            supports[name] = support_of(name, fn)
+            supports[name] = support_of(name, fn, fn.event_shape)
             return jnp.broadcast_to(supports[name][0], fn.shape())
 
         first = FirstRun(is_marked, first_element)
@@ -69,8 +65,8 @@ class summed_out:
         return result
 
 
-def support_of(name: str, fn: Distribution) -> np.ndarray:
-    """All values of an element of a site, shape ``(values, *event_shape)``, if these are not too many."""
+def support_of(name: str, fn: Distribution, event_shape: tuple[int, ...]) -> np.ndarray:
+    """All values of an event, or of a coordinate of it, shape ``(values, *event_shape)``, if they are not too many."""
     base = fn
     while isinstance(base, (ExpandedDistribution, Independent, MaskedDistribution)):
         base = base.base_dist
@@ -89,13 +85,13 @@ def support_of(name: str, fn: Distribution) -> np.ndarray:
                 "is not finite. Marginalise it, or give the kernel local=."
             ) from error
     values = values.reshape(len(values), -1)[:, 0]
-    count = math.prod(fn.event_shape)
+    count = math.prod(event_shape)
     if len(values) ** count > MOST:
         raise LocalError(
             f"local site {name!r} has {len(values)}^{count} values, more than the maximum of {MOST} for a sum. Draw it "
             "instead: local=LocalGibbs()."
         )
-    return np.array(list(itertools.product(values, repeat=count))).reshape(-1, *fn.event_shape)
+    return np.array(list(itertools.product(values, repeat=count))).reshape(-1, *event_shape)
 
 
 def _joint(supports: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -106,5 +102,5 @@ def _joint(supports: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
             f"the sites {', '.join(map(repr, supports))} have {count} values together, more than the maximum of {MOST} "
             "for a sum. Draw them instead: local=LocalGibbs()."
         )
-    index = np.array(list(itertools.product(*(range(len(values)) for values in supports.values()))))
-    return {name: jnp.asarray(values[index[:, k]]) for k, (name, values) in enumerate(supports.items())}
+    columns = zip(*itertools.product(*supports.values()))
+    return {name: jnp.asarray(np.array(column)) for name, column in zip(supports, columns)}

@@ -22,7 +22,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import Distribution
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform, Transform
 
-from numpyro_sgmcmc.model.dataflow import Fact, follow
+from numpyro_sgmcmc.model.dataflow import dependence
 from numpyro_sgmcmc.model.handlers import Transforms, given_transform
 from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX
@@ -72,11 +72,8 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
         return LocationScale(fn.loc, fn.scale, type(fn)(**parameters))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(fn, dist.MultivariateNormal | dist.MultivariateStudentT):
         return Multivariate(fn.loc, fn.scale_tril)
-    if not isinstance(
-        fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution, dist.TransformedDistribution)
-    ):
-        return None
-    form = form_of(fn.base_dist)
+    wrapped = dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution, dist.TransformedDistribution
+    form = form_of(fn.base_dist) if isinstance(fn, wrapped) else None
     if form is None or isinstance(fn, (dist.ExpandedDistribution, dist.Independent)):
         return form
     if isinstance(fn, dist.MaskedDistribution):
@@ -84,7 +81,7 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
         return form._replace(mask=form.mask & mask)
     if isinstance(form, Multivariate):
         return None
-    for transform in fn.transforms:
+    for transform in fn.transforms:  # pyright: ignore[reportAttributeAccessIssue]
         if transform.domain.event_dim or transform.codomain.event_dim:
             return None
         if isinstance(transform, AffineTransform) and not form.transforms:
@@ -120,18 +117,13 @@ def location_and_scale_parents(
             site, scale = tr[name], structure.sites[name].scale
             form = form_of(site["fn"])
             replaced = name.removesuffix("_decentered") in tr.keys() - {name}
-            own = given_transform(name, site["fn"], transforms or {}) is not None
+            own = given_transform(name, site["fn"], transforms) is not None
             left_out = replaced or own or scale != 1 or SCAN_INDEX in site["infer"]
             if form is not None and not left_out and jnp.shape(site["value"]) == z[name].shape:
                 parameters_of[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
         return parameters_of
 
-    prototype = structure.prototype
-    closed, out = jax.make_jaxpr(parameters, return_shape=True)(prototype)
-    inputs = [Fact(frozenset([name])) for name in sorted(prototype)]  # dicts are flattened in the order of their keys
-    facts, _ = follow(closed, inputs, lambda constant: "")
-    parameters_of = jax.tree.unflatten(jax.tree.structure(out), facts)
-    return {name: (loc.depends, scale.depends) for name, (loc, scale) in parameters_of.items()}
+    return dependence(parameters, structure.prototype)
 
 
 def checked_centering(centering: Any, settings: Any = None, gradient: Any = None) -> Any:

@@ -7,9 +7,10 @@ or reshaped remain row numbers. The result of arithmetic on them (``rows + 1``) 
 a look-up (``group[rows]``) is data. Data that index another array (``effect[group[rows]]``) are *codes*.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend.core import Literal, primitives as prim
 from jax.lax import GatherScatterMode
 import jax.numpy as jnp
@@ -57,82 +58,80 @@ class Use(NamedTuple):
 
 
 def follow(
-    closed: ClosedJaxpr, inputs: Sequence[Fact], name_of: Callable[[Any], str], uses: list[Use] | None = None
-) -> tuple[list[Fact], list[Lookup]]:
+    closed: ClosedJaxpr, inputs: Sequence[Fact], name_of: Callable[[Any], str] = lambda _: ""
+) -> tuple[list[Fact], list[Lookup], list[Use]]:
     """
     :param closed: trace.
     :param inputs: the facts about its inputs.
     :param name_of: array that the trace closes over -> its name.
-    :param uses: gets the arrays that are used as a whole.
-    :return: the facts about the outputs, and the arrays that are indexed by a plate.
+    :return: the facts about the outputs, the arrays that are indexed by a plate, and those that are used as a whole.
     """
-    lookups: list[Lookup] = []
+    run = _Run(name_of, [], [])
     constants = [Fact(argument=name_of(const)) for const in closed.consts]
-    return _follow(closed.jaxpr, inputs, constants, (lookups, [] if uses is None else uses), name_of), lookups
+    return run.through(closed.jaxpr, inputs, constants), run.lookups, run.uses
 
 
-def _follow(
-    jaxpr: Any,
-    inputs: Sequence[Fact],
-    constants: Sequence[Fact],
-    results: tuple[list[Lookup], list[Use]],
-    name_of: Callable[[Any], str],
-) -> list[Fact]:
-    facts = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
-
-    def fact_of(var: Any) -> Fact:
-        if not isinstance(var, Literal):
-            return facts.get(var, Fact())
-        # JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS puts arrays here too
-        return Fact(argument=name_of(var.val) if getattr(var.aval, "shape", ()) else "")
-
-    for eqn in jaxpr.eqns:
-        facts.update(zip(eqn.outvars, _outputs(eqn, [fact_of(var) for var in eqn.invars], results, name_of)))
-    return [fact_of(var) for var in jaxpr.outvars]
+def dependence(fn: Callable, values: Mapping[str, Any]) -> Any:
+    """The result of ``fn(values)``, with the names of the values that each array in it depends on in its place."""
+    closed, out = jax.make_jaxpr(fn, return_shape=True)(values)
+    # dicts are flattened in the order of their keys
+    facts, _, _ = follow(closed, [Fact(frozenset([name])) for name in sorted(values)])
+    return jax.tree.unflatten(jax.tree.structure(out), [fact.depends for fact in facts])
 
 
-def _outputs(
-    eqn: Any, inputs: list[Fact], results: tuple[list[Lookup], list[Use]], name_of: Callable[[Any], str]
-) -> list[Fact]:
-    depends = frozenset().union(*(fact.depends for fact in inputs))
-    if eqn.primitive in _CALLS:
-        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        return _follow(getattr(body, "jaxpr", body), inputs, (), results, name_of)
-    if eqn.primitive is prim.scan_p:
-        body = eqn.params["jaxpr"].jaxpr
-        _follow(body, _of_one_step(eqn, body, inputs), (), results, name_of)
-        return [Fact(depends)] * len(eqn.outvars)
-    if eqn.primitive in _COPIES:
-        return inputs
-    if eqn.primitive is prim.name_p and eqn.params["name"].startswith(MISSING):
-        return [Fact(frozenset([eqn.params["name"]]))]
-    if eqn.primitive in _RESHAPES:
-        part = eqn.primitive is prim.slice_p and eqn.invars[0].aval.ndim > 1  # perhaps of some columns only
-        codes = "" if part else codes_of(inputs[0])
-        return [Fact(depends, inputs[0].row_of, inputs[0].computed_from, codes=codes)] * len(eqn.outvars)
-    if eqn.primitive is prim.concatenate_p:
-        return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
-    if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
-        return [Fact(depends, negative_of=inputs[0])]
-    if eqn.primitive is prim.select_n_p and len(inputs) == 3 and _counts_from_the_end(*inputs):
-        return [inputs[1]]
-    codes = ""
-    if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
-        results[0].extend(_lookups(eqn, inputs))
-        inputs = inputs[:1]  # the result does not count as computed from the index
-        if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:
-            codes = codes_of(inputs[0])
-    else:
-        results[1].extend(_uses(eqn, inputs, depends))
-    sources = _sources(inputs)
-    integers = [jnp.issubdtype(var.aval.dtype, jnp.integer) for var in eqn.outvars]
-    shifted_from = next(filter(_index, inputs), None) if eqn.primitive is prim.add_p else None
-    return [
-        Fact(depends, computed_from=sources, codes=codes, shifted_from=shifted_from)
-        if integer
-        else Fact(depends, codes=codes)
-        for integer in integers
-    ]
+class _Run(NamedTuple):
+    name_of: Callable[[Any], str]
+    lookups: list[Lookup]
+    uses: list[Use]
+
+    def through(self, jaxpr: Any, inputs: Sequence[Fact], constants: Sequence[Fact] = ()) -> list[Fact]:
+        facts = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
+
+        def fact_of(var: Any) -> Fact:
+            if not isinstance(var, Literal):
+                return facts.get(var, Fact())
+            # JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS puts arrays here too
+            return Fact(argument=self.name_of(var.val) if getattr(var.aval, "shape", ()) else "")
+
+        for eqn in jaxpr.eqns:
+            facts.update(zip(eqn.outvars, self.outputs(eqn, [fact_of(var) for var in eqn.invars])))
+        return [fact_of(var) for var in jaxpr.outvars]
+
+    def outputs(self, eqn: Any, inputs: list[Fact]) -> list[Fact]:
+        depends = frozenset().union(*(fact.depends for fact in inputs))
+        if eqn.primitive in _CALLS:
+            body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            return self.through(getattr(body, "jaxpr", body), inputs)
+        if eqn.primitive is prim.scan_p:
+            body = eqn.params["jaxpr"].jaxpr
+            self.through(body, _of_one_step(eqn, body, inputs))
+            return [Fact(depends)] * len(eqn.outvars)
+        if eqn.primitive in _COPIES:
+            return inputs
+        if eqn.primitive is prim.name_p and eqn.params["name"].startswith(MISSING):
+            return [Fact(frozenset([eqn.params["name"]]))]
+        if eqn.primitive in _RESHAPES:
+            part = eqn.primitive is prim.slice_p and eqn.invars[0].aval.ndim > 1  # perhaps of some columns only
+            codes = "" if part else codes_of(inputs[0])
+            return [Fact(depends, inputs[0].row_of, inputs[0].computed_from, codes=codes)] * len(eqn.outvars)
+        if eqn.primitive is prim.concatenate_p:
+            return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
+        if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
+            return [Fact(depends, negative_of=inputs[0])]
+        if eqn.primitive is prim.select_n_p and len(inputs) == 3 and _counts_from_the_end(*inputs):
+            return [inputs[1]]
+        codes = ""
+        if eqn.primitive in (prim.gather_p, prim.dynamic_slice_p):
+            self.lookups.extend(_lookups(eqn, inputs))
+            inputs = inputs[:1]  # the result does not count as computed from the index
+            if eqn.params["slice_sizes"][1:] == eqn.invars[0].aval.shape[1:]:
+                codes = codes_of(inputs[0])
+        else:
+            self.uses.extend(_uses(eqn, inputs, depends))
+        of_numbers = Fact(depends, codes=codes)
+        shifted_from = next(filter(_index, inputs), None) if eqn.primitive is prim.add_p else None
+        of_integers = of_numbers._replace(computed_from=_sources(inputs), shifted_from=shifted_from)
+        return [of_integers if jnp.issubdtype(var.aval.dtype, jnp.integer) else of_numbers for var in eqn.outvars]
 
 
 def _uses(eqn: Any, inputs: list[Fact], depends: frozenset[str]) -> list[Use]:

@@ -85,7 +85,6 @@ def not_drawn(msg: Any) -> jax.Array:
 
 
 def is_masked(fn: Any) -> bool:
-    """Whether a distribution has a mask."""
     while fn is not None and not isinstance(fn, MaskedDistribution):
         fn = getattr(fn, "base_dist", None)
     return fn is not None

@@ -107,7 +107,6 @@ def transform_of(name: str, fn: Distribution, transforms: Transforms | None) -> 
 
 
 def given_transform(name: str, fn: Distribution, transforms: Transforms | None) -> Transform | None:
-    """The transform of a site, if one is given."""
     return transforms(name, fn) if callable(transforms) else (transforms or {}).get(name)
 
 
@@ -116,10 +115,10 @@ def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> ha
     The model with latents at the values of the unconstrained ``z``, and for each latent a factor ``_{site}_log_det``:
     the log determinant of the Jacobian, which makes the density one of ``z``.
     """
-    return handlers.substitute(fn, substitute_fn=partial(_transformed, z, transforms or {}))
+    return handlers.substitute(fn, substitute_fn=partial(_value_at, z, transforms))
 
 
-def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
+def _value_at(z: Sites, transforms: Transforms | None, site: Any) -> Any:
     name = site["name"]
     if site["type"] != "sample" or name not in z:
         return None
@@ -130,12 +129,18 @@ def _transformed(z: Sites, transforms: Transforms, site: Any) -> Any:
         x = x[step]  # inside a scan, z has a value for each step
     if given_transform(name, fn, transforms) is None and elementwise(fn.support) is constraints.real:
         return x
-    value = transform(x)
+    value, log_det = transformed(transform, x, fn)
+    numpyro.factor(f"_{name}_log_det", log_det)
+    return value
+
+
+def transformed(transform: Transform, x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
+    """The value of a site, and the log determinant of the Jacobian for each element of the batch shape."""
+    value = jnp.asarray(transform(x))
     log_det = jnp.asarray(transform.log_abs_det_jacobian(x, value))
     # event dimensions left in log_det, as for a vector on the half-line, whose coordinates are mapped separately
     event_dim = jnp.ndim(log_det) - jnp.ndim(value) + len(fn.event_shape)
-    numpyro.factor(f"_{name}_log_det", log_det.sum(tuple(range(-event_dim, 0))))
-    return value
+    return value, log_det.sum(tuple(range(-event_dim, 0)))
 
 
 def elementwise(support: Any) -> Any:

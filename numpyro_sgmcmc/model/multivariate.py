@@ -26,18 +26,16 @@ WRITTEN_OUT = 8  # coordinates of a system that is solved without LAPACK, which 
 
 
 class Multivariate(NamedTuple):
-    """A site a = loc + scale e."""
+    """A site a = loc + scale e; the methods are those of :class:`~numpyro_sgmcmc.model.centering.LocationScale`."""
 
     loc: Any  # shape (..., n)
     scale: Any  # R, lower triangular, shape (..., n, n)
     mask: Any = True  # which of the elements have a density
 
     def transform(self, share: jax.Array) -> Transform:
-        """From the partially centred variable to the value of the site; ``share`` is lambda."""
         return _FromCentred(self.loc, self.scale, jnp.where(self.mask, share, 1))
 
     def scaled(self, factor: jax.Array) -> "Multivariate":
-        """The form of a times a positive factor for each element."""
         return self._replace(scale=jnp.asarray(factor)[..., None] * self.scale)
 
     def standardised(self, curvature: jax.Array) -> jax.Array:

@@ -40,8 +40,6 @@ class NonCentred:
     The sites of a model that are non-centred by hand. ``scales`` maps them to the sites on which their scales depend.
 
     :param parameters: (z, rows) -> site -> the parameters of the distribution of each site, the latents among them.
-    :param prototype: shapes and dtypes of the unconstrained latents.
-    :param rows: some rows.
     :param names: the sites that come into question.
     """
 
@@ -52,12 +50,12 @@ class NonCentred:
         rows: Rows,
         names: Iterable[str],
     ):
-        self._prototype, self._names = prototype, sorted(prototype)
+        self._prototype = prototype
         closed, shapes = jax.make_jaxpr(parameters, return_shape=True)(dict(prototype), dict(rows))
         self._program = Program(closed)
-        self._inputs = dict(zip(self._names, self._program.inputs))
+        self._inputs = dict(zip(sorted(prototype), self._program.inputs))
         outputs = jax.tree.unflatten(jax.tree.structure(shapes), self._program.outputs)
-        self._rows = dict(zip(self._program.inputs[len(self._names) :], jax.tree.leaves(dict(rows))))
+        self._rows = dict(zip(self._program.inputs[len(prototype) :], jax.tree.leaves(dict(rows))))
         by_row, of_latents = map(self._program.dependents, (self._rows, self._inputs.values()))
         replaced = {}
         for name in names:
@@ -111,7 +109,7 @@ class NonCentred:
     def location_and_scale(self, name: str, z: Sites) -> tuple[jax.Array, jax.Array]:
         """m and s, of the shape of the site; its own value in z does not matter."""
         shape, value = self._prototype[name], self._values[name]
-        known = self._rows | {self._inputs[site]: z[site] for site in self._names}
+        known = self._rows | {number: z[site] for site, number in self._inputs.items()}
 
         def a(x):
             return self._program.run(known | {self._inputs[name]: x}, [value])[0]

@@ -109,7 +109,7 @@ def _all_rows(name: str, chosen: Mapping[str, int], size: int, local: bool) -> s
     return f"Leave {name!r} out for all of its rows: batch_size={rest}."
 
 
-def check_declared_in_gibbs(structure: Structure, batch_size: Any, kwargs: Mapping[str, Any]) -> None:
+def check_declared_in_gibbs(structure: Structure, kwargs: Mapping[str, Any]) -> None:
     if GIBBS_SITES_KWARG not in kwargs:
         return
     for name, (size, n) in structure.plates.items():

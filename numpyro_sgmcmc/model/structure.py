@@ -88,9 +88,37 @@ def outline(
     transforms: Transforms | None = None,
 ) -> Structure:
     """Traces the model once, abstractly, with the named plates cut to the given lengths."""
-    chosen = minibatch(model)
-    statements, facts, lookups, whole = _abstract_run(chosen, args, kwargs, batch_sizes, transforms)
-    log_densities, values, observed = facts
+    chosen, runs = minibatch(model), []
+    shapes, with_traced = without_data(args, kwargs)
+
+    def run(rows: Rows, arrays: dict[str, jax.Array]) -> Any:
+        chosen.rows = rows
+        traced_args, traced_kwargs = with_traced(arrays)
+        seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=_some_value)
+        tr = handlers.trace(seeded).get_trace(*traced_args, **traced_kwargs)
+        densities = {name: _log_density(name, site) for name, site in tr.items() if site["type"] == "sample"}
+        # these values are static; the shapes must be read while the tracers exist
+        runs.append(_read(tr, densities, transforms))
+        values = {name: _arrays(tr[name]["value"]) for name in runs[-1].deterministic}
+        observed = {name: _arrays(tr[name]["value"]) for name, site in runs[-1].sites.items() if site.observed}
+        return densities, values, {name: leaves for name, leaves in observed.items() if leaves}
+
+    rows = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
+    try:
+        closed, out = jax.make_jaxpr(run, return_shape=True)(rows, shapes)
+    except Exception as error:
+        _explain(error, chosen, batch_sizes)
+        error.add_note(f"numpyro_sgmcmc ran the model with {described(args, kwargs) or 'no arrays'}.")
+        raise
+    # dicts are flattened in the order of their keys
+    inputs = [Fact(frozenset([name]), row_of=name) for name in sorted(rows)]
+    inputs += [Fact(argument=name) for name in sorted(shapes)]
+    named = named_leaves(args, kwargs)
+    name_of = lambda const: next((name for name, x in named if x is const), CLOSED_OVER)  # noqa: E731
+    facts, lookups, whole = follow(closed, inputs, name_of)
+    log_densities, values, observed = jax.tree.unflatten(jax.tree.structure(out), facts)
+
+    statements: _Statements = runs[-1]
     argument = {name: codes_of(fact) for name, (fact,) in observed.items()}
     uses = {name: frozenset().union(*(fact.depends for fact in leaves)) for name, leaves in values.items()}
     outside = {
@@ -121,61 +149,22 @@ def outline(
     )
 
 
-def _abstract_run(
-    chosen: minibatch,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    batch_sizes: Mapping[str, int],
-    transforms: Transforms | None,
-) -> tuple[_Statements, Any, list[Lookup], list[Use]]:
-    """
-    :return: the statements; the facts about log densities, deterministic values, and observed values, by name; the
-        indexed arrays; those used without an index.
-    """
-    runs: list[_Statements] = []
-    shapes, with_traced = without_data(args, kwargs)
-
-    def run(rows: Rows, arrays: dict[str, jax.Array]) -> Any:
-        chosen.rows = rows
-        traced_args, traced_kwargs = with_traced(arrays)
-        seeded = handlers.substitute(handlers.seed(chosen, jax.random.key(0)), substitute_fn=_some_value)
-        tr = handlers.trace(seeded).get_trace(*traced_args, **traced_kwargs)
-        densities = {name: log_density(name, site) for name, site in tr.items() if site["type"] == "sample"}
-        # these values are static; the shapes must be read while the tracers exist
-        runs.append(_read(tr, densities, transforms))
-        values = {name: _arrays(tr[name]["value"]) for name in runs[-1].deterministic}
-        observed = {name: _arrays(tr[name]["value"]) for name, site in runs[-1].sites.items() if site.observed}
-        return densities, values, {name: leaves for name, leaves in observed.items() if leaves}
-
-    rows = {name: jax.ShapeDtypeStruct((n,), jnp.int32) for name, n in batch_sizes.items()}
-    try:
-        closed, out = jax.make_jaxpr(run, return_shape=True)(rows, shapes)
-    except Exception as error:
-        declared = {name: n for name, (size, n) in chosen.declared.items() if n is not None and n < size}
-        if declared and not batch_sizes:
-            error.add_note(
-                "numpyro_sgmcmc ran the model with all rows of its plates. Pass the whole data, not a minibatch of it "
-                f"(the model declares subsample_size={declared})."
-            )
-        site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
-        if site:
-            error.add_note(f"The model fails at site {site!r}.")
-        if isinstance(error, ImportError):
-            error.add_note("The model itself, not the kernel, needs a package that is not installed.")
-        if "Indexer must have integer" in str(error):  # by JAX
-            error.add_note("An index is not an integer. Pass codes as integers: codes.astype(int).")
-        if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
-            error.add_note("To leave out some rows of a plate, use numpyro.handlers.mask(mask=keep[rows]) in it.")
-        error.add_note(f"numpyro_sgmcmc ran the model with {described(args, kwargs) or 'no arrays'}.")
-        raise
-    # dicts are flattened in the order of their keys
-    inputs = [Fact(frozenset([name]), row_of=name) for name in sorted(rows)]
-    inputs += [Fact(argument=name) for name in sorted(shapes)]
-    named = named_leaves(args, kwargs)
-    name_of = lambda const: next((name for name, x in named if x is const), CLOSED_OVER)  # noqa: E731
-    whole: list[Use] = []
-    facts, lookups = follow(closed, inputs, name_of, whole)
-    return runs[-1], jax.tree.unflatten(jax.tree.structure(out), facts), lookups, whole
+def _explain(error: Exception, chosen: minibatch, batch_sizes: Mapping[str, int]) -> None:
+    """Adds notes to an error of a model."""
+    declared = {name: n for name, (size, n) in chosen.declared.items() if n is not None and n < size}
+    if declared and not batch_sizes:
+        error.add_note(
+            "numpyro_sgmcmc ran the model with all rows of its plates. Pass the whole data, not a minibatch of it "
+            f"(the model declares subsample_size={declared})."
+        )
+    if site := failing_site(error):
+        error.add_note(f"The model fails at site {site!r}.")
+    if isinstance(error, ImportError):
+        error.add_note("The model itself, not the kernel, needs a package that is not installed.")
+    if "Indexer must have integer" in str(error):  # by JAX
+        error.add_note("An index is not an integer. Pass codes as integers: codes.astype(int).")
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        error.add_note("To leave out some rows of a plate, use numpyro.handlers.mask(mask=keep[rows]) in it.")
 
 
 def _some_value(site: Any) -> Any:
@@ -185,8 +174,13 @@ def _some_value(site: Any) -> Any:
         return init_to_uniform(site)
 
 
-def log_density(name: str, site: Any) -> jax.Array:
-    """The log density, scaled only by weights of its elements. If it fails, ``name`` is read from the traceback."""
+def failing_site(error: Exception) -> str | None:
+    """The name of the site in which a model fails, if the traceback has it."""
+    return local_in_failing_frame(error, (sample_code(), _log_density.__code__), "name")
+
+
+def _log_density(name: str, site: Any) -> jax.Array:
+    """The log density, scaled only by weights of its elements; ``name`` is for :func:`failing_site`."""
     density, scale = site["fn"].log_prob(site["value"]), site["scale"]
     return density if scale is None or not jnp.ndim(scale) else density * scale
 
@@ -233,7 +227,7 @@ def _plates(site: Any) -> dict[str, int]:
 def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | None) -> Site:
     fn: Distribution = site["fn"]
     observed = bool(site["is_observed"])
-    discrete = bool(fn.support is not None and fn.support.is_discrete) if not observed else False
+    discrete = not observed and is_discrete(fn)
     unconstrained = None
     if not observed and not discrete:
         value = transform_of(name, fn, transforms).inv(site["value"])
@@ -263,6 +257,10 @@ def _is_outer(shape: tuple[int, ...], values: tuple[int, ...], own: tuple[int, .
     without_plate = [k for k in range(-len(shape), 0) if shape[k] > 1 and k not in plates.values()]
     smaller, larger = sorted([math.prod(values), math.prod(own)])
     return bool(without_plate) and 1 < smaller and larger < math.prod(shape)
+
+
+def is_discrete(fn: Distribution) -> bool:
+    return fn.support is not None and bool(fn.support.is_discrete)
 
 
 def moves(support: Any) -> bool:

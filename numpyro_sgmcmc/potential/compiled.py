@@ -22,12 +22,8 @@ def compiled(
     transforms: Transforms | None = None,
 ) -> Callable:
     """
-    ``fn(potential, *rest)`` as a compiled function of ``rest``.
-
-    The data are arguments of the compiled program, because a closure would copy them as constants. NumPy arrays are
-    copied to the device once, for all calls. The program exists as long as the returned function. It is not kept for
-    later runs, because one cannot find out reliably which arrays a model closes over. JAX's persistent compilation
-    cache can save this time.
+    ``fn(potential, *rest)`` as a compiled function of ``rest``. The data are arguments of the compiled program, because
+    a closure would copy them as constants. NumPy arrays are copied to the device once, for all calls.
     """
 
     def on_potential(args, kwargs, *rest):

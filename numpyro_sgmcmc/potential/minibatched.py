@@ -12,21 +12,13 @@ import jax
 from numpyro_sgmcmc.data.argument_checks import check_arrays
 from numpyro_sgmcmc.data.row_array import RowArray, asks_for_all
 from numpyro_sgmcmc.local.models import drawn_locally
+from numpyro_sgmcmc.model import row_checks
 from numpyro_sgmcmc.model.given_values import SiteError, of_all_rows
 from numpyro_sgmcmc.model.handlers import Transforms
-from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG, sample_code
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
-from numpyro_sgmcmc.model.row_checks import (
-    INDEXED,
-    check_lengths,
-    check_missing,
-    check_observations,
-    check_rows,
-    check_sparse,
-)
-from numpyro_sgmcmc.model.structure import Structure, log_density, outline
+from numpyro_sgmcmc.model.structure import Structure, failing_site, outline
 from numpyro_sgmcmc.types import Plate
-from numpyro_sgmcmc.utils.compat import local_in_failing_frame
 
 Outline: TypeAlias = Callable[[Mapping[str, int]], Structure]
 """Plate -> number of rows to which it is cut -> the structure of the model."""
@@ -52,7 +44,7 @@ def checked_structure(
     whole = _outline_of_all_rows(outline_of, args, kwargs)
     if isinstance(model, drawn_locally):
         return _with_local_sites(model, args, kwargs, batch_size, outline_of, whole)
-    check_missing(whole)
+    row_checks.check_missing(whole)
     _check_latents(whole)
     if batch_size == AUTOMATIC:
         batch_size = None
@@ -64,14 +56,14 @@ def checked_structure(
             except ValueError:
                 pass  # the user has not asked for minibatches, so a model that cannot be cut uses all rows
     sizes = batch_sizes(whole, batch_size, gibbs_sites)
-    check_declared_in_gibbs(whole, batch_size, kwargs)
+    check_declared_in_gibbs(whole, kwargs)
     plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}
     for name, site in whole.latents.items():
         for plate in site.plates:
             if plate in plates:
                 raise ValueError(local_message(name, plate))
     structure = _cut(model, args, kwargs, plates, outline_of) if plates else whole
-    check_observations(whole)
+    row_checks.check_observations(whole)
     _check_other_plates(outline_of, whole, plates)
     return plates, structure
 
@@ -98,7 +90,7 @@ def _with_local_sites(
             f"local= is given, but there is no latent site in {_list(plates)}: {', '.join(map(repr, whole.latents))} "
             "are outside. Move the latent sites of the rows into the plate, or leave local= out."
         )
-    check_observations(whole)
+    row_checks.check_observations(whole)
     _check_other_plates(outline_of, whole, plates)
     return plates, cut
 
@@ -112,18 +104,18 @@ def _cut(
     except SiteError as error:
         raise ValueError(str(error)) from error
     except Exception as error:
-        site = local_in_failing_frame(error, (sample_code(), log_density.__code__), "name")
+        site = failing_site(error)
         handler = of_all_rows(model, [plate.size for plate in plates.values()])
         hint = (
             f"{handler} around the model has values of all rows: use it in the plate, on x[rows]. " if handler else ""
         )
         raise ValueError(
             f"the model fails{f' at site {site!r}' if site else ''} when {_list(plates)} is cut to {_sizes(plates)} "
-            f"rows. Every array with a row for each element of the plate must be indexed by it: {INDEXED}. "
+            f"rows. Every array with a row for each element of the plate must be indexed by it: {row_checks.INDEXED}. "
             f"{hint}The failure was: {type(error).__name__}: {error}"
         ) from error
-    check_sparse(cut, plates, args, kwargs)
-    check_rows(cut, plates)
+    row_checks.check_sparse(cut, plates, args, kwargs)
+    row_checks.check_rows(cut, plates)
     return cut
 
 
@@ -138,7 +130,7 @@ def _check_other_plates(outline_of: Outline, whole: Structure, plates: Mapping[s
         indexed = outline_of(others)
     except Exception:  # a model may need the numbers of such rows, for example to index a NumPy array
         return
-    check_lengths(indexed, {name: Plate(size, size) for name, size in others.items()})
+    row_checks.check_lengths(indexed, {name: Plate(size, size) for name, size in others.items()})
 
 
 def _outline_of_all_rows(outline_of: Outline, args: tuple, kwargs: Mapping[str, Any]) -> Structure:

@@ -38,12 +38,8 @@ class ModelPotential:
     """
     The potential of a model for given arguments, a :class:`~numpyro_sgmcmc.types.Potential`.
 
-    :param model: NumPyro model.
-    :param tuple args: its arguments; all arrays among them are JAX arrays.
-    :param dict kwargs: its keyword arguments.
-    :param dict plates: the plates that are minibatched.
-    :param structure: the model's structure.
-    :param dict transforms: site -> NumPyro transform from unconstrained values to its support, instead of
+    :param plates: the plates that are minibatched.
+    :param transforms: site -> NumPyro transform from unconstrained values to its support, instead of
         ``biject_to(support)``.
     """
 
@@ -58,6 +54,8 @@ class ModelPotential:
     ):
         self.plates = plates
         self.structure = structure
+        self.prototype = structure.prototype
+        self.randomised = structure.randomised
         self.transforms = transforms
         self.args, self.kwargs = args, dict(kwargs)
         self._weights: Mapping[str, Any] = {}
@@ -67,8 +65,9 @@ class ModelPotential:
         self.draws_local_sites = isinstance(model, drawn_locally)
         self.keeps_local_values = keeps_values(model)
         self.model = model
-        if structure.has_params:
-            self.model = handlers.substitute(model, data=self._frozen())
+        if structure.has_params:  # they keep the values of their initialisers with a fixed key, the same in all chains
+            params = {name: site["value"] for name, site in self._drawn({}).items() if site["type"] == "param"}
+            self.model = handlers.substitute(model, data=params)
 
     @classmethod
     def from_model(
@@ -85,14 +84,6 @@ class ModelPotential:
             model = summed_out(model)
         plates, structure = checked_structure(model, args, kwargs, batch_size, transforms)
         return cls(model, args, kwargs, plates, structure, transforms)
-
-    @property
-    def prototype(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return self.structure.prototype
-
-    @property
-    def randomised(self) -> bool:
-        return self.structure.randomised
 
     @property
     def sources(self) -> list[OnDisk]:
@@ -135,26 +126,19 @@ class ModelPotential:
         The potential in which the :attr:`row_sources` return the data of these rows that have already been read, each
         device looks up its own share of the rows, and the energies of the rows are weighted.
         """
-        potential = self.replace(_weights=weights)
         lookups = dict(zip(map(id, self.row_sources), read)) | {id(array): True for array in self.sharded}
-        if lookups:
-            serve = lambda x: x.using_rows(rows.values(), lookups[id(x)]) if id(x) in lookups else x  # noqa: E731
-            potential.args, potential.kwargs = jax.tree.map(serve, (self.args, self.kwargs))
-        return potential
+        serve = lambda x: x.using_rows(rows.values(), lookups[id(x)]) if id(x) in lookups else x  # noqa: E731
+        args, kwargs = jax.tree.map(serve, (self.args, self.kwargs)) if lookups else (self.args, self.kwargs)
+        return self.replace(_weights=weights, args=args, kwargs=kwargs)
 
     @property
     def local_values(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return jax.eval_shape(lambda z, rows: self.visit(z, rows, None, None)[1], self.prototype, self.some_rows())
 
-        def values(z, rows):
-            return self.visit(z, rows, None, None)[1]
-
-        return jax.eval_shape(values, self.prototype, self.some_rows())
-
-    def _frozen(self) -> dict[str, Any]:
-        """Values of the `param` sites, from their initialisers with a fixed key, so that all chains have the same."""
+    def _drawn(self, values: dict[str, jax.Array]) -> dict[str, Any]:
+        """A trace of the model with these constrained values; others are drawn with a fixed key."""
         seeded = handlers.seed(minibatch(self.model, self.some_rows()), jax.random.key(0))
-        tr = handlers.trace(seeded).get_trace(*self.args, **self.kwargs)
-        return {name: site["value"] for name, site in tr.items() if site["type"] == "param"}
+        return handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*self.args, **self.kwargs)
 
     def some_rows(self) -> Rows:
         """
@@ -221,11 +205,7 @@ class ModelPotential:
     def visit(
         self, z: Sites, rows: Rows, rng_key: jax.Array | None, before: tuple[Sites, jax.Array] | None
     ) -> tuple[jax.Array, Sites]:
-        """
-        :meth:`estimate` with local sites drawn by a chain that starts at given values, and the values drawn.
-
-        :param before: values by site, with rows along axis 0, and whether a row has any; None: no row has any.
-        """
+        """:meth:`estimate` with local sites drawn by a chain that starts at given values, and the values drawn."""
         visits = visit(self.model, before)
         return self.replace(model=visits).estimate(z, rows, rng_key), visits.values
 
@@ -235,11 +215,9 @@ class ModelPotential:
 
     def constrain(self, z: Sites) -> dict[str, jax.Array]:
         """
-        Constrained values of the latents and of those deterministic sites that do not depend on rows.
-
-        Sites inside a minibatched plate are left out: they would be N numbers per draw, evaluated at every transition.
-        Sites outside that depend on its rows, ``structure.left_out``, are left out too: their values would be those of
-        one minibatch; and so are those that depend on missing values, which have no values.
+        Constrained values of the latents and of the deterministic sites. Left out are sites inside a minibatched plate,
+        which would be N numbers per draw; those outside that depend on its rows, which would have the values of one
+        minibatch; and those that depend on missing values.
         """
         constrained = {}
         for name, site in self.trace(z, self.some_rows(), None).items():
@@ -262,17 +240,16 @@ class ModelPotential:
         return self.replace(model=handlers.substitute(self.model, data=values))
 
     def latents(self, z: Sites) -> dict[str, jax.Array]:
-        """Constrained values of the latents."""
         tr = self.trace(z, self.some_rows(), None)
-        return {name: tr[name]["value"] for name in z}
+        return {name: tr[name]["value"] for name in z}  # constrained
 
     def unconstrain(self, values: dict[str, jax.Array]) -> Sites:
         """The inverse of :meth:`constrain` for the latents among ``values``."""
-        seeded = handlers.seed(minibatch(self.model, self.some_rows()), jax.random.key(0))
-        tr = handlers.trace(handlers.substitute(seeded, data=values)).get_trace(*self.args, **self.kwargs)
-        latents = values.keys() & self.prototype.keys()
-        inverse = {name: transform_of(name, tr[name]["fn"], self.transforms).inv for name in latents}
-        return {name: jnp.asarray(inverse[name](value)) for name, value in values.items() if name in latents}
+        tr = self._drawn(values)
+        return {name: self._off_support(tr[name], value) for name, value in values.items() if name in self.prototype}
+
+    def _off_support(self, site: Any, value: jax.Array) -> jax.Array:
+        return jnp.asarray(transform_of(site["name"], site["fn"], self.transforms).inv(value))
 
     # -- other variables, see potential.centred --------------------------------------------------------------------
 
@@ -302,8 +279,7 @@ class ModelPotential:
         if other.transforms is self.transforms:
             return z
         tr = self.trace(z, self.some_rows(), None)
-        inverse = {name: transform_of(name, tr[name]["fn"], other.transforms).inv for name in z}
-        z = {name: jnp.asarray(inverse[name](tr[name]["value"]), x.dtype) for name, x in z.items()}
+        z = {name: other._off_support(tr[name], tr[name]["value"]).astype(x.dtype) for name, x in z.items()}
         return other.non_centred.as_sampled(z, other.centering) if other.non_centred else z
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:

@@ -2,10 +2,4 @@
 
 from numpyro_sgmcmc.rows.schemes import Reshuffled, Sharded, WithoutReplacement, WithReplacement, shuffle_rows
 
-__all__ = [
-    "Reshuffled",
-    "Sharded",
-    "WithReplacement",
-    "WithoutReplacement",
-    "shuffle_rows",
-]
+__all__ = ["Reshuffled", "Sharded", "WithReplacement", "WithoutReplacement", "shuffle_rows"]

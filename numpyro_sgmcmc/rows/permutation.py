@@ -99,10 +99,7 @@ def _hash(x: jax.Array, key: jax.Array, size: int) -> jax.Array:
 
 
 def _grid(size: int) -> tuple[int, int]:
-    """
-    Sides of similar length of a grid with ``size`` cells, or slightly more if there are none. The longer side comes
-    first.
-    """
+    """Sides of similar length, the longer one first, of a grid with ``size`` cells, or slightly more."""
     root = math.isqrt(size)
     for b in range(root, max(1, root // 2), -1):
         if size % b == 0:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.rows.permutation import add, permute, words, words_needed
-from numpyro_sgmcmc.rows.shares import Shares
+from numpyro_sgmcmc.rows.shares import Shares, number_of_rows
 from numpyro_sgmcmc.types import Plate, Potential, Rows, RowScheme, RowsState
 
 
@@ -278,11 +278,7 @@ def shuffle_rows(rng_key: jax.Array, *arrays: Any) -> Any:
         >>> bool((X[:, 0] == 2 * y).all())
         True
     """
-    lengths = [np.shape(array)[0] if np.ndim(array) else -1 for array in arrays]
-    if not arrays or -1 in lengths or len(set(lengths)) > 1:
-        shapes = ", ".join(str(np.shape(array)) for array in arrays)
-        raise ValueError(f"shuffle_rows needs arrays with the same number of rows, got shapes {shapes or 'none'}.")
-    order = random.permutation(rng_key, lengths[0])
+    order = random.permutation(rng_key, number_of_rows("shuffle_rows", arrays))
     shuffled = tuple(
         array[np.asarray(order)] if isinstance(array, np.ndarray) else jnp.asarray(array)[order] for array in arrays
     )

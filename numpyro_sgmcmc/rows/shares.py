@@ -1,5 +1,6 @@
 """Consecutive shares of the rows, one for each device: the first N mod D shares have one row more than the others."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -50,3 +51,12 @@ class Shares(NamedTuple):
             return None
         shares = self.devices * self.numbers / self.size
         return np.repeat(shares, batch_size // self.devices).astype(np.float32)
+
+
+def number_of_rows(call: str, arrays: Sequence[Any]) -> int:
+    """The length of the arrays. Raises a ValueError if they differ; ``call`` is the function for which they are."""
+    shapes = [np.shape(array) for array in arrays]
+    if () in shapes or len({shape[0] for shape in shapes}) != 1:
+        listed = ", ".join(map(str, shapes)) or "none"
+        raise ValueError(f"{call} needs arrays with the same number of rows, got shapes {listed}.")
+    return shapes[0][0]

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.data.arrays import fingerprint
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.numpyro_internals import put_run
 from numpyro_sgmcmc.potential.potential import ModelPotential

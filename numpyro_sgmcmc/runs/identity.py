@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Jaxpr, Literal
 import numpy as np
 
-from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.data.arrays import fingerprint
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 PLAIN = (bool, int, float, complex, str, type(None), np.dtype, np.generic)

@@ -42,7 +42,7 @@ from numpyro_sgmcmc import (
     to_arviz,
     weights,
 )
-from numpyro_sgmcmc.data.fingerprint import fingerprint
+from numpyro_sgmcmc.data.arrays import fingerprint
 from numpyro_sgmcmc.diagnostics import checks_with_data, predicted_inflation
 from numpyro_sgmcmc.diagnostics.linear_law import linear_law
 from numpyro_sgmcmc.diagnostics.pictures import plot_noise_spectrum
