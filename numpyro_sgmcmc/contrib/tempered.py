@@ -33,7 +33,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.contrib.tempered_gradient import TemperedGradient
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, raw_key
 from numpyro_sgmcmc.model.handlers import full_rows
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows

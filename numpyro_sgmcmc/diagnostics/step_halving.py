@@ -9,9 +9,9 @@ The bias of an average :math:`\bar\phi_h` is :math:`b h^K + O(h^{K+1})` (Talay &
     w = \max(0,\; 1 - \mathrm{se}^2 / (\bar\phi_{h/2} - \bar\phi_h)^2).
 
 The factor w keeps the extrapolation from adding noise if there is no significant change. K is 1 for first-order words
-and for independent minibatches, 2 for symmetric words (and ``BAOA``, whose z are those of ``BAOAB``) with full gradients, with reshuffled rows, or with NOGIN. In the
-same way, twice the batch size reduces the variance of the gradient noise, :math:`\propto 1/n - 1/N`, and to first order
-the bias that it causes.
+and for independent minibatches, 2 for symmetric words with full gradients, with reshuffled rows, or with NOGIN, and for
+``BAOA``, whose z are those of ``BAOAB``. In the same way, twice the batch size reduces the variance of the gradient
+noise, :math:`\propto 1/n - 1/N`, and to first order the bias that it causes.
 """
 
 import math
