@@ -131,10 +131,11 @@ def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> 
             f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
             f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
         )
-    if batched and np.ndim(state.settings.step_size) == 1:
+    scores = getattr(state.scores, "numbers", jnp.zeros(1))
+    if batched and max(np.ndim(state.settings.step_size) + 1, np.ndim(scores)) == 2:
         raise ValueError(
-            "each of these chains has chosen its own settings, but chains under chain_method='vectorized' share them. "
-            "Resume with the chain_method of the run."
+            "each of these chains has settings or checks of its own, but chains under chain_method='vectorized' share "
+            "them. Resume with the chain_method of the run."
         )
     shapes = {name: jnp.shape(value)[1:] if batched else jnp.shape(value) for name, value in state.z.items()}
     expected = {name: site.shape for name, site in prototype.items()}

@@ -49,6 +49,7 @@ class Layout:
         self.size, self.dtype, self.everything = flat.size, flat.dtype, slice(0, flat.size)
         self.places: dict[str, slice] = {}
         self.names: list[tuple[str, int, tuple[int, ...]]] = []
+        self.ambiguous: set[str] = set()  # names of parts that are also names of sites
         end = 0
         for part, variables in zip(("z", "momentum", "auxiliary"), tree):
             begin = end
@@ -58,6 +59,8 @@ class Layout:
                 if part != "momentum" and path:
                     self.places.setdefault(str(getattr(path[0], "key", path[0])), own)
                 end = own.stop
+            if self.places.setdefault(part, slice(begin, end)) != slice(begin, end):
+                self.ambiguous.add(part)
             self.places[part] = slice(begin, end)
         self.z = self.places["z"]
 
@@ -81,6 +84,11 @@ class Layout:
         if name not in self.places:
             known = ", ".join(repr(place) for place, s in self.places.items() if s.stop > s.start)
             raise ValueError(f"{what} has a block for {name!r}; the variables are {known}.")
+        if name in self.ambiguous:
+            raise ValueError(
+                f"{what} has a block for {name!r}, which is the name of a site and of a part of the state. Rename the "
+                "site, for example by handlers.scope, or give one matrix for all variables."
+            )
         return self.places[name]
 
 

@@ -36,7 +36,7 @@ from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import slow_threads
-from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_model, is_key
+from numpyro_sgmcmc.utils.validation import check_energies, check_keys, checked_batch_size, checked_model, is_key
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -202,6 +202,7 @@ class SGMCMC(MCMCKernel):
             ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
             whose density for a row depends on the other rows of its minibatch.
         """
+        check_keys(rng_key)
         rng_key = raw_key(rng_key)
         if not is_key(rng_key) and len(rng_key) == 1:  # as NumPyro gives for one chain
             rng_key = rng_key[0]

@@ -143,6 +143,9 @@ def _packed(state: SGMCMCState) -> jax.Array:
     """The numbers of a monitor, from a program, because MCMC evaluates them once outside of any."""
     batched = jnp.ndim(state.i) == 1
     by_steps = isinstance(state.temperature, TemperatureFromSteps)
+    of_scores = {}
+    if isinstance(state.scores, RunScores):
+        of_scores = RunNumbers(*jnp.moveaxis(state.scores.numbers, -1, 0))._asdict()
     return Monitor(
         chain=jnp.arange(len(state.i)) if batched else 0,
         refused=state.refused,
@@ -155,7 +158,7 @@ def _packed(state: SGMCMCState) -> jax.Array:
         place=projection(state.phase.z if batched else state.z, batched),
         jump=squared_step(state.phase.z, state.last_finite, state.step_size, batched) if by_steps else 0.0,
         **state.settings.kept,
-        **(RunNumbers(*state.scores.numbers)._asdict() if isinstance(state.scores, RunScores) else {}),
+        **of_scores,
     ).packed()
 
 

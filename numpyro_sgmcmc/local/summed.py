@@ -39,7 +39,7 @@ class summed_out:
         is_marked = lambda msg: msg["infer"].get("enumerate") == "parallel"  # noqa: E731
 
         def first_element(name: str, fn: Distribution) -> jax.Array:
-            supports[name] = support_of(name, fn, fn.event_shape)
+            supports[name] = support_of(name, fn, fn.event_shape, MOST)
             return jnp.broadcast_to(supports[name][0], fn.shape())
 
         first = FirstRun(is_marked, first_element)
@@ -65,8 +65,8 @@ class summed_out:
         return result
 
 
-def support_of(name: str, fn: Distribution, event_shape: tuple[int, ...]) -> np.ndarray:
-    """All values of an event, or of a coordinate of it, shape ``(values, *event_shape)``, if they are not too many."""
+def support_of(name: str, fn: Distribution, event_shape: tuple[int, ...], most: float = math.inf) -> np.ndarray:
+    """All values of an event, or of a coordinate of it, shape ``(values, *event_shape)``. ``most``: of a sum."""
     base = fn
     while isinstance(base, (ExpandedDistribution, Independent, MaskedDistribution)):
         base = base.base_dist
@@ -86,9 +86,9 @@ def support_of(name: str, fn: Distribution, event_shape: tuple[int, ...]) -> np.
             ) from error
     values = values.reshape(len(values), -1)[:, 0]
     count = math.prod(event_shape)
-    if len(values) ** count > MOST:
+    if len(values) ** count > most:
         raise LocalError(
-            f"local site {name!r} has {len(values)}^{count} values, more than the maximum of {MOST} for a sum. Draw it "
+            f"local site {name!r} has {len(values)}^{count} values, more than the maximum of {most} for a sum. Draw it "
             "instead: local=LocalGibbs()."
         )
     return np.array(list(itertools.product(values, repeat=count))).reshape(-1, *event_shape)

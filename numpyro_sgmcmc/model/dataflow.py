@@ -105,7 +105,7 @@ class _Run(NamedTuple):
         if eqn.primitive is prim.scan_p:
             body = eqn.params["jaxpr"].jaxpr
             self.through(body, _of_one_step(eqn, body, inputs))
-            return [Fact(depends)] * len(eqn.outvars)
+            return _after_scan(eqn, body, [Fact(fact.depends) for fact in inputs])
         if eqn.primitive in _COPIES:
             return inputs
         if eqn.primitive is prim.name_p and eqn.params["name"].startswith(MISSING):
@@ -163,9 +163,26 @@ def codes_of(fact: Fact) -> str:
 def _of_one_step(eqn: Any, body: Any, inputs: list[Fact]) -> list[Fact]:
     """Facts about the inputs of a step of a scan: elements of the scanned arrays, and values that change by step."""
     depends, sources = frozenset().union(*(fact.depends for fact in inputs)), _sources(inputs)
-    scanned = [inner.aval.ndim < outer.aval.ndim for inner, outer in zip(body.invars, eqn.invars)]
     varying = [Fact(depends, computed_from=sources, argument=fact.argument) for fact in inputs]
-    return [fact if of_step else other for fact, other, of_step in zip(inputs, varying, scanned)]
+    return [fact if of_step else other for fact, other, of_step in zip(inputs, varying, _scanned(eqn, body))]
+
+
+def _scanned(eqn: Any, body: Any) -> list[bool]:
+    """Which inputs of a scan are arrays that each step sees an element of."""
+    return [inner.aval.ndim < outer.aval.ndim for inner, outer in zip(body.invars, eqn.invars)]
+
+
+def _after_scan(eqn: Any, body: Any, facts: list[Fact]) -> list[Fact]:
+    """What the results of a scan depend on: a step is followed until what is carried depends on no more than before."""
+    carries = sum(inner.aval.ndim == outer.aval.ndim for inner, outer in zip(body.outvars, eqn.outvars))
+    end = len(facts) - sum(_scanned(eqn, body))  # constants come first, then what is carried, then scanned arrays
+    carried = slice(end - carries, end)
+    while True:
+        depends = [fact.depends for fact in _Run(lambda _: "", [], []).through(body, facts)]
+        after = [Fact(fact.depends | new) for fact, new in zip(facts[carried], depends)]
+        if after == facts[carried]:
+            return [*after, *map(Fact, depends[carries:])]
+        facts[carried] = after
 
 
 def _sources(inputs: Sequence[Fact]) -> frozenset[str]:

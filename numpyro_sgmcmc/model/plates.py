@@ -1,6 +1,6 @@
 """Determines the minibatched plates and their batch sizes, from the model's declarations and ``batch_size``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
@@ -95,7 +95,12 @@ def _the_data_plate(structure: Structure, batch_size: int, gibbs_sites: frozense
 def _without_obs(structure: Structure) -> str:
     """A hint at data that were not passed to the model."""
     inside = [name for name, site in structure.latents.items() if site.plates]
-    return f" If {' and '.join(map(repr, inside))} should be data, their obs= is None: pass them." if inside else ""
+    return f" {data_without_values(inside)}" if inside else ""
+
+
+def data_without_values(names: Sequence[str]) -> str:
+    """What to do if latent sites should be data."""
+    return f"If {' and '.join(map(repr, names))} should be data: obs= is None; pass the data to mcmc.run."
 
 
 def _all_rows(name: str, chosen: Mapping[str, int], size: int, local: bool) -> str:
@@ -126,7 +131,7 @@ def local_message(latent: str, plate: str) -> str:
         "variables under the same name. Draw it for the rows of each minibatch: local=LocalGibbs() if it is discrete, "
         "local=LocalHMC(...) if it is continuous, or local= a function. Or mark a discrete site "
         f"infer={{'enumerate': 'parallel'}}, which sums it out. Or marginalise {latent!r}, move it out of {plate!r}, "
-        "or use all rows. (If it is data: its obs= is None.)"
+        f"or use all rows. {data_without_values([latent])}"
     )
 
 

@@ -16,7 +16,14 @@ from numpyro_sgmcmc.model import row_checks
 from numpyro_sgmcmc.model.given_values import SiteError, of_all_rows
 from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
-from numpyro_sgmcmc.model.plates import AUTOMATIC, automatic_sizes, batch_sizes, check_declared_in_gibbs, local_message
+from numpyro_sgmcmc.model.plates import (
+    AUTOMATIC,
+    automatic_sizes,
+    batch_sizes,
+    check_declared_in_gibbs,
+    data_without_values,
+    local_message,
+)
 from numpyro_sgmcmc.model.structure import Structure, failing_site, outline
 from numpyro_sgmcmc.types import Plate
 
@@ -165,7 +172,7 @@ def _check_latents(structure: Structure) -> None:
             raise ValueError(
                 f"latent site {name!r} is discrete and has no gradient. Sum it out (`MixtureSameFamily` for mixtures, "
                 "or infer={'enumerate': 'parallel'} on a site in the plate of the data), or sample it in a block of "
-                "its own with `numpyro.infer.Gibbs`. (If it is data: its obs= is None.)"
+                f"its own with `numpyro.infer.Gibbs`. {data_without_values([name])}"
             )
         if site.delta:
             raise ValueError(f"latent site {name!r} has a Delta distribution. Use `numpyro.deterministic` instead.")

@@ -42,8 +42,8 @@ def announce(entries: str, table: Any, chains: int, share: float, alternatives: 
     available = limit()
     if available is not None and size > share * available:
         raise ValueError(
-            f"{what} would take {size} bytes ({size / 1e9:.3g} GB), more than the share memory={share} of {available} "
-            f"bytes. {alternatives}"
+            f"{what} would take {size} bytes ({size / 1e9:.3g} GB), more than the share {share:g} of all "
+            f"memory, {available} bytes. {alternatives}"
         )
     logger.info("%s takes %d bytes.", what, size)
 

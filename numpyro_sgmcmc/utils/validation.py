@@ -28,6 +28,15 @@ def is_key(value: Any) -> bool:
     return value.dtype == jnp.uint32 and value.shape in ((2,), (4,))
 
 
+def check_keys(value: Any) -> None:
+    """Raises a TypeError if it is neither a random key nor one for each chain."""
+    if not (is_key(value) or (value.ndim and is_key(value[0]))):
+        raise TypeError(
+            "the first argument of mcmc.run is the random key, mcmc.run(jax.random.key(0), ...), not an array of "
+            f"shape {value.shape} and dtype {value.dtype}."
+        )
+
+
 def check_key(value: Any, call: str) -> None:
     """Raises a TypeError if it is not a single random key; ``call`` is a correct call with one."""
     if not is_key(value):

@@ -319,8 +319,13 @@ def test_data_that_were_not_passed():
         with numpyro.plate("rows", N) as rows:
             numpyro.sample("y", dist.Normal(mu, 1), obs=None if y is None else y[rows])
 
-    with pytest.raises(ValueError, match="If 'y' should be data, their obs= is None"):
+    with pytest.raises(ValueError, match="If 'y' should be data: obs= is None; pass the data"):
         started(model)
+
+
+def test_data_in_the_place_of_the_key():
+    with pytest.raises(TypeError, match=r"first argument of mcmc.run is the random key.* shape \(300, 3\)"):
+        MCMC(SGHMC(regression), num_warmup=1, num_samples=1, progress_bar=False).run(X, Y)
 
 
 def test_all_rows():

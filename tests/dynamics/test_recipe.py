@@ -356,6 +356,18 @@ def test_a_start_that_is_refused(name):
         kernel.init(random.key(0), 0, START, DATA, {})
 
 
+def test_a_site_with_the_name_of_a_part():
+    """``{"z": ...}`` would silently be all sites."""
+
+    def model():
+        numpyro.sample("z", dist.Normal(0, 1))
+        numpyro.sample("a", dist.Normal(0, 1))
+
+    kernel = SGMCMC(model, Recipe(D={"z": 1.0}), "euler", step_size=0.01)
+    with pytest.raises(ValueError, match="D has a block for 'z', which is the name of a site and of a part"):
+        kernel.init(random.key(0), 0, None, (), {})
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

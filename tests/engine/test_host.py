@@ -310,6 +310,23 @@ with open(path, "wb") as file:
 """
 
 
+@pytest.mark.parametrize("options", [{"step_size": 0.01, "check": True}, {"batch_size": 20}])
+def test_chains_with_checks_of_their_own_share_none(options):
+    make = lambda method: MCMC(  # noqa: E731
+        SGHMC(models.gaussian, **options),
+        num_warmup=5,
+        num_samples=5,
+        num_chains=2,
+        chain_method=method,
+        progress_bar=False,
+    )
+    first, second = make("sequential"), make("vectorized")
+    first.run(random.key(0), models.ROWS)
+    second.post_warmup_state = first.last_state
+    with pytest.raises(ValueError, match="each of these chains has settings or checks of its own"):
+        second.run(first.last_state.rng_key, models.ROWS)
+
+
 def test_resume_in_a_fresh_process(tmp_path):
     whole, half = run("vectorized"), run("vectorized", num_samples=SAMPLES // 2)
     path = tmp_path / "mcmc.pickle"

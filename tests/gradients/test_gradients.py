@@ -543,7 +543,7 @@ def test_a_table_is_announced_before_it_is_taken(caplog, monkeypatch):
         make(SAGA()).init(keys, 0, None, ARGS, {})
     assert f"the table of SAGA(per='row') for 2 chains takes {size} bytes" in caplog.text
     with pytest.raises(
-        ValueError, match=f"would take {size} bytes.*more than the share memory=0.1 of 10000.*per='batch'"
+        ValueError, match=f"would take {size} bytes.*more than the share 0.1 of all memory, 10000.*per='batch'"
     ):
         make(SAGA(memory=0.1)).init(keys, 0, None, ARGS, {})
     make(SAGA("linear", memory=0.1)).init(keys, 0, None, ARGS, {})

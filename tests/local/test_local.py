@@ -288,6 +288,26 @@ def test_the_noise_that_a_kernel_measures_has_that_of_the_local_draws():
     assert rows < 0.6 * variance
 
 
+@pytest.mark.parametrize("local", [LocalGibbs(), LocalHMC(0.5), LocalLangevin(0.5)])
+def test_a_plate_beside_that_of_the_local_sites(local):
+    """Its rows are in the loop over the moves, where nothing that is drawn depends on them."""
+
+    def beside(y, x):
+        mu = numpyro.sample("mu", dist.Normal(0, 10))
+        with numpyro.plate("N", len(y)) as rows:
+            if isinstance(local, LocalGibbs):
+                u = numpyro.sample("u", dist.Bernoulli(0.5))
+            else:
+                u = numpyro.sample("u", dist.Normal(mu, 1))
+            numpyro.sample("y", dist.Normal(mu + u, 1), obs=y[rows])
+        with numpyro.plate("M", len(x)) as rows:
+            numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+
+    kernel = SGLD(beside, step_size=0.01, batch_size={"N": B, "M": B}, local=local)
+    state = kernel.init(random.key(0), 0, None, (jnp.asarray(EFFECTS), jnp.arange(20.0)), {})
+    assert np.isfinite(state.potential_estimate)
+
+
 def test_too_few_moves_are_seen():
     """The planted fault of the test before: one tiny move from the prior is not the conditional law."""
     found = gradients(LocalLangevin(step_size=0.01, moves=1))
