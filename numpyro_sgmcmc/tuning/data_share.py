@@ -15,7 +15,7 @@ deviation, for which the elements alone give :math:`\sigma = (1 + 2 \sum_j \lamb
 a relative :math:`(1 - \lambda_j) \sigma`. If the elements are known, log s has the standard deviation
 :math:`\sigma_a = (1 + 2 J)^{-1/2}` for J elements, so a chain moves along log s by steps that are too short by a factor
 of :math:`\sigma / \sigma_a`. Where both are small, little would be gained, but m and s would get the noise of the rows:
-the site stays centred.
+the elements stay centred. The sums are over the elements that have the same scale.
 
 A site that the model has non-centred stays so if its elements have different scales, as the weights of a Gaussian
 process in a basis do: such scales can change by orders of magnitude, and nothing near a single position shows it.
@@ -26,6 +26,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
+from numpyro_sgmcmc.model.centering import LocationScale
 from numpyro_sgmcmc.potential.centred import centred_potential, forms, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of
@@ -62,22 +63,30 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     total = over_all_rows(written, of_all, a, key_model)
     form_of_site, shares = forms(written, a), {}
     for name in sites:
+        form = form_of_site[name]
         own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
-        data = form_of_site[name].standardised(jnp.maximum(total[name] - own, 0))
+        data = form.standardised(jnp.maximum(total[name] - own, 0))
         share = jnp.where(jnp.isfinite(data), data / (data + 1), 1)
-        width = 1 / jnp.sqrt(1 + 2 * (share**2).sum())
-        slowed = width * jnp.sqrt(1.0 + 2 * share.size)
-        shares[name] = jnp.where(((1 - share).mean() * width > BENT) | (slowed > SLOWED), share, 1)
+        scale_of = _scales(form.scale if isinstance(form, LocationScale) else jnp.ones(()), share)
+        over_elements = lambda x, own=scale_of: jax.ops.segment_sum(x.ravel(), own, x.size)[own]  # noqa: E731
+        elements, squares, rest = map(over_elements, (jnp.ones_like(share), share**2, 1 - share))
+        width = 1 / jnp.sqrt(1 + 2 * squares)
+        slowed = width * jnp.sqrt(1 + 2 * elements)
+        gains = (rest / elements * width > BENT) | (slowed > SLOWED)
+        shares[name] = jnp.where(gains.reshape(share.shape), share, 1)
         if written.non_centred and name in written.non_centred.scales:
-            shares[name] = jnp.where(_are_shared(form_of_site[name].scale), shares[name], 0)
+            # several elements have the same scale, as those of groups do, and the weights of a spectrum do not
+            are_shared = 1 + scale_of.max() <= max(1, share.size / SHARING)
+            shares[name] = jnp.where(are_shared, shares[name], 0)
     return shares
 
 
-def _are_shared(scales: jax.Array) -> jax.Array:
-    """Whether several elements have the same scale, as those of groups do, and the weights of a spectrum do not."""
-    ordered = jnp.sort(scales.ravel())
-    different = 1 + jnp.sum(jnp.diff(ordered) > 1e-5 * ordered[1:])
-    return different <= max(1, ordered.size / SHARING)
+def _scales(scales: jax.Array, share: jax.Array) -> jax.Array:
+    """The number of the scale of each element, counting different scales from 0."""
+    scales = jnp.broadcast_to(scales, share.shape).ravel()
+    order = jnp.argsort(scales)
+    new = jnp.diff(scales[order], prepend=scales[order][:1]) > 1e-5 * scales[order]
+    return jnp.zeros(scales.shape, jnp.int32).at[order].set(jnp.cumsum(new))
 
 
 def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, contiguous: bool) -> Sites:

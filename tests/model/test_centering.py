@@ -240,6 +240,23 @@ def test_a_site_whose_widths_do_not_change_stays_as_written():
     np.testing.assert_array_equal(found["a"], 1)
 
 
+def test_elements_of_another_scale_do_not_count():
+    """
+    Twenty known elements with the scale 1 would hide that the widths of four others, with a scale of their own, change.
+    """
+
+    def model(y):
+        t = numpyro.sample("t", dist.HalfNormal(1).expand([2]).to_event(1))
+        w = numpyro.sample("w", dist.Normal(0, jnp.repeat(t, jnp.array([20, 4]), total_repeat_length=24)).to_event(1))
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(w[rows % 24], 1), obs=y[rows])
+
+    z = {"t": jnp.log(jnp.array([1.0, 0.1])), "w": jnp.zeros(24)}
+    found = shares_of_data(potential_of(model, jnp.zeros(24 * 100)), z, random.key(0))["w"]
+    np.testing.assert_array_equal(found[:20], 1)
+    np.testing.assert_allclose(found[20:], 100 / (100 + 0.1**-2), rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_run_chooses_it_and_hands_it_on():
     mcmc = MCMC(SGHMC(hierarchy, batch_size=10), num_warmup=200, num_samples=500, progress_bar=False)
