@@ -305,5 +305,5 @@ def _difference(given: tuple, kept: tuple, marks: RarelyChanging) -> str | None:
     odd = not_an_array(*given)
     if odd:
         return f": {odd[0]}"
-    missing = [name for name in theirs if name not in ours]
-    return f": {' and '.join(missing)} of the run is missing" if missing else ""
+    missing = sorted(theirs.keys() - ours.keys()) if ours.keys() < theirs.keys() else []
+    return f": without {' and '.join(missing)}" if missing else ""

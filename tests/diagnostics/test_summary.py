@@ -639,7 +639,7 @@ OTHER = {
     "exchanged": ((Y, X), {}, r"argument 1 has shape \(2400,\)"),
     "another scale": ((X / X.std(0), Y), {}, "not those of the run: argument 1 has other values"),
     "another order": ((X[::-1], Y[::-1]), {}, "argument 1 has other values; argument 2 has other values"),
-    "no labels": ((X,), {}, "not those of the run. Pass the arguments"),
+    "no labels": ((X,), {}, "not those of the run: without argument 2. Pass the arguments"),
     "by name": ((), {"X": X, "y": -Y}, "not those of the run. Pass the arguments"),
     "lists": ((X.tolist(), Y), {}, "not those of the run: argument 1 is a list"),
 }

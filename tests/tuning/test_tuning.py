@@ -118,7 +118,9 @@ def test_a_resume_of_single_chains_as_vectorized_ones():
     kernel = SGHMC(models.gaussian, batch_size=models.B)
     one = kernel.init(random.key(0), 1, None, (models.ROWS,), {})
     both = jax.tree.map(lambda x: jnp.stack([x, x]), one)
-    with pytest.raises(ValueError, match="has chosen its own settings, .* Resume with the chain_method of the run"):
+    with pytest.raises(
+        ValueError, match="has settings or checks of its own, .* Resume with the chain_method of the run"
+    ):
         kernel.sample(both, (models.ROWS,), {})
 
 
