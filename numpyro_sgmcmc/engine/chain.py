@@ -73,7 +73,7 @@ class Chain:
     @property
     def balances(self) -> bool:
         """Whether the default start is in the bulk of the posterior, where the thermostats are at equilibrium."""
-        return isinstance(self.dynamics, Thermostatted) and self.init_strategy is None and not self.tuned
+        return isinstance(self.dynamics, Thermostatted) and self.init_strategy is None
 
     def first(
         self, potential: ModelPotential, z: Sites, rows: Rows, gradient_state: Any, balanced: bool, keys: tuple

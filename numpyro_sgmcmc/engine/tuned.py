@@ -66,6 +66,7 @@ class TunedChain(Chain):
 
     tuned: ClassVar[bool] = True
     batch_size: ClassVar[Any] = AUTOMATIC
+    balances: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def tuner(self) -> Tuner:
