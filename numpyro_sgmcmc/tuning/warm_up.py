@@ -16,6 +16,15 @@ from numpyro_sgmcmc.utils import html
 
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
 
+MEANING = {
+    "step_size": "in standardised coordinates",
+    "gradient_noise": "largest variance of the gradient noise in a coordinate",
+    "predicted_inflation": "relative error of a variance by this noise",
+    "centering": "1 centred, 0 non-centred",
+    "curvature": "largest curvature in the coordinates",
+    "passes": "over the data, by the search",
+    "scores": "of the check of the warm-up, in the worst coordinate",
+}
 NOT_SHOWN = frozenset(["noise_variance", "contiguous"])  # fields of Settings that are not in the dict
 
 
@@ -95,13 +104,14 @@ class Settings(dict):
         }
 
     def __repr__(self) -> str:
-        """A line for each setting, with long values in short."""
+        """A line for each setting, with long values in short, and what it is where the name does not say it."""
         width = max(map(len, self), default=0)
-        return "\n".join(f"{name:{width}}  {html.in_short(value)}" for name, value in self.items())
+        notes = {name: f" ({note})" for name, note in MEANING.items()}
+        return "\n".join(f"{name:{width}}  {html.in_short(x)}{notes.get(name, '')}" for name, x in self.items())
 
     def _repr_html_(self) -> str:
-        """A table for notebooks, with long values in short."""
-        return html.table((name, html.in_short(value)) for name, value in self.items())
+        """The same as a table for notebooks."""
+        return html.table((name, html.in_short(x), MEANING.get(name, "")) for name, x in self.items())
 
 
 class WarmUp(NamedTuple):

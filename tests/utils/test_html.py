@@ -26,17 +26,17 @@ def test_names_are_escaped():
     for found in (Table(NAME, lines, note=NAME), Summary(NAME, lines, by_site={NAME: {"z": 1.0, "verdict": "ok"}})):
         shown = texts(found._repr_html_())
         assert NAME in shown and f"at {NAME}" in shown
-    assert texts(Settings(centering={NAME: np.ones(2)})._repr_html_())[-1] == f"{NAME} 1, 1"
+    assert texts(Settings(centering={NAME: np.ones(2)})._repr_html_())[-2] == f"{NAME} 1, 1"
 
 
 def test_settings_are_a_line_each_and_their_mapping_stays():
     """An array is shown by its shape."""
     found = Settings(step_size=0.25, centering={"a": np.zeros(500)}, passes=1612.3)
     assert str(found).split("\n") == [
-        "step_size    0.25",
+        "step_size    0.25 (in standardised coordinates)",
         "coordinates  Identity",
-        "centering    a 500 numbers from 0 to 0",
-        "passes       1612",
+        "centering    a 500 numbers from 0 to 0 (1 centred, 0 non-centred)",
+        "passes       1612 (over the data, by the search)",
     ]
     assert found["centering"]["a"].shape == (500,) and repr(Settings.known) and repr(found) == str(found)
 
