@@ -39,12 +39,12 @@ class Power(NamedTuple):
 
     def words(self, passed: bool, draws: int) -> str:
         """What would have been found by so many draws of each chain, or how many are needed for a verdict."""
+        needed = f"about {plain(self.needed * draws, 2)} draws of each chain"
         if not self.is_enough(passed):
-            needed = f"; it needs about {plain(self.needed * draws, 2)} draws of each chain"
-            return "too few draws for a verdict" + needed * math.isfinite(self.needed)
+            return "too few draws for a verdict" + f"; it needs {needed}" * math.isfinite(self.needed)
         errors = f"errors above {self.shift:.2g} sd of a mean and {self.inflation:.0%} of a variance"
-        by_warm_up = "; the check at the end of the warm-up has passed as well" * (not self.is_enough(False))
-        return f"{errors} would have been found{by_warm_up}"
+        by_warm_up = f". The warm-up has passed its check, too; without it, a verdict needs {needed}"
+        return f"{errors} would have been found{by_warm_up * (not self.is_enough(False))}"
 
     def or_by(self, other: "Power") -> "Power":
         """Of two checks of the same draws: what at least one of them would have found."""
