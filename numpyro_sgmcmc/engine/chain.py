@@ -246,13 +246,8 @@ class Chain:
         state = state._replace(gradient_state=self.gradient.refresh(moved_in, state.gradient_state, key_state))
         if not self.integrator.carries_gradient:
             return state
-        return self.with_first_gradient(potential, state, key)
-
-    def with_first_gradient(self, potential: ModelPotential, state: SGMCMCState, rng_key: jax.Array) -> SGMCMCState:
-        """The state with gradient and energy at its position, for a word that carries them from step to step."""
-        potential = centred_potential(potential, state.settings.centering)
         rows, _ = next_rows(self.rows, state.rows_state, potential.plates, state.settings.contiguous)
-        evaluate = lambda z: self.evaluate(potential, z, rows, state.gradient_state, rng_key)  # noqa: E731
+        evaluate = lambda z: self.evaluate(moved_in, z, rows, state.gradient_state, key)  # noqa: E731
         evaluation = gradient_in_x(evaluate, state.settings.coordinates, potential.prototype)(state.phase.z)
         energy = evaluation.energy.astype(state.potential_estimate.dtype)
         return state._replace(gradient=evaluation.gradient, potential_estimate=energy)

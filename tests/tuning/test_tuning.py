@@ -268,6 +268,17 @@ def test_the_search_is_not_drawn_into_the_pit_of_a_hierarchy():
         assert abs(unraveler(potential.prototype)(find(ends, key))["scale"]) < 2
 
 
+@pytest.mark.parametrize("mean, expected", [(1.0, 1.0), (2.0, 0.0)])
+def test_the_mean_of_a_normal_may_be_worse_than_an_end(mean, expected, monkeypatch):
+    """Of a descent, by as much as the energy of draws exceeds that of the mode; then the normal is not too wide."""
+    monkeypatch.setattr(
+        "numpyro_sgmcmc.tuning.search.mean_field", lambda potential, z, *_: ({"z": 0 * z["z"] + mean}, z)
+    )
+    monkeypatch.setattr("numpyro_sgmcmc.tuning.search.normal_law", lambda energy, law, *rest: (law, 0))
+    potential = SGHMC(lambda: numpyro.sample("z", dist.Normal(0, 1))).potential((), {})
+    assert search(potential, {"z": jnp.zeros(1)}, random.key(0)).coordinates.center == expected
+
+
 def half_without_gradient():
     z = numpyro.sample("z", dist.Normal(0, 1))
     numpyro.factor("root", -jnp.sqrt(jnp.maximum(-z, 0)))  # its derivative is 0 / 0 where z > 0
