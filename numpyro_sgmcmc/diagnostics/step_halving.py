@@ -125,9 +125,11 @@ def order(kernel: SGMCMC, minibatched: bool) -> int:
     """The order K of the bias in h, see above."""
     word = getattr(kernel.integrator, "word", "")
     white = minibatched and getattr(kernel.rows, "independent", False) and not kernel.integrator.needs_variance
+    words = [word]
     if word and not kernel.dynamics.flows[word[0]].moves:
-        word += word[0]  # BAOA is BAOAB, seen after half of its last kick, which leaves z as it is
-    return 1 if white or "E" in word or word != word[::-1] else 2
+        words.append(word + word[0])  # BAOA is BAOAB, seen after half of its last kick, which leaves z as it is
+    symmetric = any(word == word[::-1] for word in words)
+    return 1 if white or "E" in word or not symmetric else 2
 
 
 def _check_batches(plates: Any, gradient: Any) -> None:

@@ -221,7 +221,7 @@ def test_orders():
     assert order(kernel("ABOBA"), False) == order(kernel("ABOBA"), True) == 2
     assert order(kernel("ABOBA", rows=WithoutReplacement()), True) == 1
     assert order(kernel("NOGIN"), True) == 2
-    assert order(kernel("BAOA"), False) == 2
+    assert order(kernel("BAOA"), False) == order(kernel("BAOAB"), False) == order(kernel("BAGAB"), True) == 2
     assert order(kernel("euler"), False) == order(kernel("ABO"), False) == 1
 
 
