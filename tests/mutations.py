@@ -582,7 +582,7 @@ FAULTS = [
     Fault("report: a run in the wrong order", "report_hook", 'np.asarray(packed)[:, 0, Monitor._fields.index("chain")]',
           "np.asarray(packed)[0, :, 0]", "test_report:bar"),
     Fault("run scores: c is the draw itself", "run_scores", "product = away * v", "product = (z - center) * v",
-          "test_run_scores:right_runs"),
+          "test_run_scores:no_bias"),
     Fault("run scores: one level for all coordinates", "run_scores", "(len(sizes) * (2 * size + (size > 1)))",
           "(2 * self.coordinates + 1)", "test_run_scores:levels"),
     Fault("run scores: correlations are ignored", "run_scores", "g @ jnp.where(known, self.scatter, eye)", "g",
