@@ -131,8 +131,9 @@ def check_resumed(state: Any, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> 
             f"the state holds {'several chains' if batched else 'one chain'}, but its rng_key has shape "
             f"{state.rng_key.shape}: resume with one key for each chain, mcmc.last_state.rng_key for one."
         )
-    scores = getattr(state.scores, "numbers", jnp.zeros(1))
-    if batched and max(np.ndim(state.settings.step_size) + 1, np.ndim(scores)) == 2:
+    own_settings = np.ndim(state.settings.step_size) == 1
+    own_checks = state.scores != () and np.ndim(state.scores.numbers) == 2
+    if batched and (own_settings or own_checks):
         raise ValueError(
             "each of these chains has settings or checks of its own, but chains under chain_method='vectorized' share "
             "them. Resume with the chain_method of the run."

@@ -33,7 +33,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.contrib.tempered_gradient import TemperedGradient
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, raw_key
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, keys_of_chains
 from numpyro_sgmcmc.model.handlers import full_rows
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
@@ -179,9 +179,7 @@ class Tempered(MCMCKernel):
 
         :param init_params: as for the kernel; all replicas of a chain start there.
         """
-        rng_key = raw_key(rng_key)
-        if not is_key(rng_key) and len(rng_key) == 1:
-            rng_key = rng_key[0]
+        rng_key = keys_of_chains(rng_key)
         potential = self.kernel.potential(model_args, model_kwargs)
         self._check(potential)
         R, chains = len(self.temperatures), () if is_key(rng_key) else rng_key.shape[:1]

@@ -125,10 +125,9 @@ def order(kernel: SGMCMC, minibatched: bool) -> int:
     """The order K of the bias in h, see above."""
     word = getattr(kernel.integrator, "word", "")
     white = minibatched and getattr(kernel.rows, "independent", False) and not kernel.integrator.needs_variance
-    words = [word]
-    if word and not kernel.dynamics.flows[word[0]].moves:
-        words.append(word + word[0])  # BAOA is BAOAB, seen after half of its last kick, which leaves z as it is
-    symmetric = any(word == word[::-1] for word in words)
+    # BAOA is BAOAB, seen after half of its last kick, which leaves z as it is: what follows the kick is symmetric
+    rest = word[1:] if word and not kernel.dynamics.flows[word[0]].moves else word
+    symmetric = word == word[::-1] or rest == rest[::-1]
     return 1 if white or "E" in word or not symmetric else 2
 
 

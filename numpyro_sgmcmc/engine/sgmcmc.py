@@ -28,7 +28,7 @@ from numpyro_sgmcmc.engine.chains import Chains, chain_for
 from numpyro_sgmcmc.engine.options import listed_options
 from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.progress_bar import Bar
-from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, raw_key
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, keys_of_chains
 from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
@@ -36,7 +36,7 @@ from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import slow_threads
-from numpyro_sgmcmc.utils.validation import check_energies, check_keys, checked_batch_size, checked_model, is_key
+from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_model
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -202,10 +202,7 @@ class SGMCMC(MCMCKernel):
             ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
             whose density for a row depends on the other rows of its minibatch.
         """
-        check_keys(rng_key)
-        rng_key = raw_key(rng_key)
-        if not is_key(rng_key) and len(rng_key) == 1:  # as NumPyro gives for one chain
-            rng_key = rng_key[0]
+        rng_key = keys_of_chains(rng_key)
         arguments = model_args, model_kwargs
         potential = self.potential(*arguments)
         chain = self.chain_for(potential)

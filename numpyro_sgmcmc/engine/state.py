@@ -12,6 +12,7 @@ from numpyro_sgmcmc.report.report_hook import Collected
 from numpyro_sgmcmc.report.run_scores import RunNumbers, RunScores, ScoreAverages
 from numpyro_sgmcmc.tuning.warm_up import Settings
 from numpyro_sgmcmc.types import Phase, TemperatureFromSteps
+from numpyro_sgmcmc.utils.validation import check_keys, is_key
 
 
 class Stream(IntEnum):
@@ -25,7 +26,14 @@ def derive_key(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:
     return random.fold_in(rng_key, use)
 
 
-def raw_key(rng_key: jax.Array) -> jax.Array:
+def keys_of_chains(rng_key: jax.Array) -> jax.Array:
+    """The key of a chain, or those of several, that ``init`` was given. Raises a TypeError if these are no keys."""
+    check_keys(rng_key)
+    rng_key = _raw_key(rng_key)
+    return rng_key[0] if not is_key(rng_key) and len(rng_key) == 1 else rng_key  # NumPyro gives an axis for one chain
+
+
+def _raw_key(rng_key: jax.Array) -> jax.Array:
     """
     The data of typed keys of the default kind: NumPyro cannot collect a typed key as an extra field. Other typed keys
     are not changed: their data would be read as those of the default kind, and the four numbers of ``rbg`` as several

@@ -67,8 +67,8 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
         data = form.standardised(jnp.maximum(total[name] - own, 0))
         share = jnp.where(jnp.isfinite(data), data / (data + 1), 1)
-        scale_of = _scales(form.scale if isinstance(form, LocationScale) else jnp.ones(()), share)
-        over_elements = lambda x, own=scale_of: jax.ops.segment_sum(x.ravel(), own, x.size)[own]  # noqa: E731
+        group = _groups_by_scale(form.scale if isinstance(form, LocationScale) else jnp.ones(()), share)
+        over_elements = lambda x, own=group: jax.ops.segment_sum(x.ravel(), own, x.size)[own]  # noqa: E731
         elements, squares, rest = map(over_elements, (jnp.ones_like(share), share**2, 1 - share))
         width = 1 / jnp.sqrt(1 + 2 * squares)
         slowed = width * jnp.sqrt(1 + 2 * elements)
@@ -76,13 +76,13 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         shares[name] = jnp.where(gains.reshape(share.shape), share, 1)
         if written.non_centred and name in written.non_centred.scales:
             # several elements have the same scale, as those of groups do, and the weights of a spectrum do not
-            are_shared = 1 + scale_of.max() <= max(1, share.size / SHARING)
+            are_shared = 1 + group.max() <= max(1, share.size / SHARING)
             shares[name] = jnp.where(are_shared, shares[name], 0)
     return shares
 
 
-def _scales(scales: jax.Array, share: jax.Array) -> jax.Array:
-    """The number of the scale of each element, counting different scales from 0."""
+def _groups_by_scale(scales: jax.Array, share: jax.Array) -> jax.Array:
+    """The number of the group of each element, where a group has one scale; groups are counted from 0."""
     scales = jnp.broadcast_to(scales, share.shape).ravel()
     order = jnp.argsort(scales)
     new = jnp.diff(scales[order], prepend=scales[order][:1]) > 1e-5 * scales[order]
