@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 import pytest
 from scipy.stats import chi2
 
-from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
+from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT, settings
 from numpyro_sgmcmc.engine.tuned import BEYOND, PER_COORDINATE
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, is_lost
 from numpyro_sgmcmc.types import Phase
@@ -34,7 +34,7 @@ def schools(y, errors, centred):
 
 
 @pytest.mark.every(4)
-@pytest.mark.filterwarnings("ignore:.*doubtful")  # where the scale is near 0 the draws are not right in all keys
+@pytest.mark.filterwarnings("ignore:the draws are")  # with half of the rows some keys are doubtful or wrong
 @pytest.mark.parametrize("centred, batch_size, key", [(False, None, 1), (False, 4, 0), (True, None, 0), (True, 4, 1)])
 def test_eight_schools(centred, batch_size, key):
     """Without the bound the sd of tau was 1e3 to 1e17 times too large in each of these."""
@@ -50,6 +50,8 @@ def test_eight_schools(centred, batch_size, key):
     tau = np.asarray(mcmc.get_samples()["tau"], float)
     assert abs(tau.mean() - TAU[0]) < TAU[1]
     assert 0.5 < tau.std() / TAU[1] < 2
+    if batch_size is None:
+        assert settings(mcmc)["verdict"] == "right"
 
 
 @pytest.mark.parametrize("d", [1, 5, 30, 1000, 100_000])
@@ -89,7 +91,7 @@ def test_a_step_to_an_impossible_energy_is_refused(kernel_class):
     # a step that is too large ends on the other side, far away
     potential, chain, far = chain_and_state(kernel_class, 1e3, h=30.0)
     if chain.integrator.carries_gradient:
-        far = chain.with_first_gradient(potential, far, random.key(1))
+        far = chain.refresh(potential, far)
     new = jax.jit(chain.step, static_argnums=0)(potential, far)
     assert new.diverging and new.refused == 1
     np.testing.assert_array_equal(new.phase.z, far.phase.z)
@@ -112,7 +114,7 @@ def test_a_chain_comes_back_from_far_away():
     it would take more than 20 000 steps.
     """
     potential, chain, far = chain_and_state(SGHMC, 200.0)
-    far = chain.with_first_gradient(potential, far, random.key(1))
+    far = chain.refresh(potential, far)
     end = jax.jit(lambda state: lax.fori_loop(0, 600, lambda _, s: chain.step(potential, s), state))(far)
     assert end.diverging
     assert jnp.linalg.norm(end.phase.z) < 6
