@@ -131,7 +131,8 @@ def _facts(run: Run, seconds: float | None) -> dict[str, Line]:
     evaluations = each * steps * chains * len(getattr(run.sampler, "temperatures", [1.0]))
     if run.has_data or run.args or run.kwargs:
         batch, size = run.rows
-        twice = 2 if hasattr(kernel.chain_for(run.potential).gradient, "anchor") else 1
+        own = run.potential if kernel.transforms is None else kernel.potential(run.args, run.kwargs)
+        twice = 2 if hasattr(kernel.chain_for(own).gradient, "anchor") else 1
         passes = evaluations * twice * (batch / size if size else 1.0)
         lines["passes"] = Line(passes, plain(passes), title="passes over the data, by the steps")
     shown, details = plain(evaluations), {}

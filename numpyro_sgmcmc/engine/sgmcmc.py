@@ -32,7 +32,7 @@ from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, keys_of
 from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
-from numpyro_sgmcmc.potential.compiled import compiled
+from numpyro_sgmcmc.potential.compiled import compiled, within_a_program
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
 from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.compat import slow_threads
@@ -250,7 +250,8 @@ class SGMCMC(MCMCKernel):
 
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
         """One MCMC transition: ``steps_per_sample`` steps of every chain in ``state``."""
-        potential = self.potential(model_args, model_kwargs)
+        in_program = partial(within_a_program, self.potential) if isinstance(state.i, Tracer) else self.potential
+        potential = in_program(model_args, model_kwargs)
         check_resumed(state, potential.prototype)
         return self.chains_for(potential).transition(state, _fingerprint(model_args, model_kwargs))
 
@@ -296,9 +297,10 @@ class SGMCMC(MCMCKernel):
         Unconstrained -> constrained values and deterministic sites, except those inside minibatched plates.
 
         NumPyro calls it at every transition, so it costs O(batch). It is compiled, because NumPyro's one eager call
-        would otherwise evaluate values that are not used.
+        would otherwise evaluate values that are not used. A closure over the data would be another copy of them in the
+        program of the transitions.
         """
-        return jax.jit(lambda z: self.potential(model_args, model_kwargs).constrain(z))
+        return self.compiled(lambda potential, z: potential.constrain(z), model_args, model_kwargs)
 
     # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
 

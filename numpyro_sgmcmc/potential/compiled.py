@@ -5,12 +5,14 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from numpyro_sgmcmc.data.arrays import Indexable, indexable
 from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.potential.minibatched import NeedsValues
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.workarounds.constants import not_copied
 
 
 def compiled(
@@ -60,3 +62,20 @@ def on_data(fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | N
         return program(*rest)
 
     return run
+
+
+def within_a_program(
+    potential_of: Callable[..., ModelPotential], model_args: tuple, model_kwargs: Mapping[str, Any] | None
+) -> ModelPotential:
+    """``potential_of(model_args, model_kwargs)`` in a program that closes over the data, without copies of them."""
+    arguments = indexable((model_args, {} if model_kwargs is None else model_kwargs))
+
+    def replaced(x):
+        if isinstance(x, Indexable):
+            return x.standing_for(not_copied(x.on_device()))
+        return not_copied(x) if isinstance(x, jax.Array) and not isinstance(x, Tracer) else x
+
+    try:
+        return potential_of(*jax.tree.map(replaced, arguments))
+    except (jax.errors.JAXTypeError, NeedsValues):
+        return potential_of(*arguments)  # for a model that needs values, such as len(np.unique(group))

@@ -119,7 +119,7 @@ def test_five_coordinates_of_different_widths(word, h, batch, rows, gradient):
     epoch = 10 if isinstance(rows, Reshuffled) else 1
     law = linear_law(one.dynamics, one.integrator, h, np.ones(5), noise / curvature, epoch=epoch)
     true = np.sqrt(1 + law.step + law.noise) - np.sqrt(1 + law.step)
-    found = couple(run(one, VECTORS, num_samples=1000), random.key(1), VECTORS, gradient=gradient)
+    found = couple(run(one, VECTORS, num_samples=4000), random.key(1), VECTORS, gradient=gradient)
     bound = found.bound["mu"] * np.sqrt(1 + law.step)
     assert (true < 1.15 * bound).all() and (bound < 3 * true).all(), (true, bound)
     assert np.sqrt((true**2 / curvature).sum()) < 1.15 * found.joint

@@ -92,12 +92,15 @@ def whole():
         return checkpointed(folder)
 
 
-def assert_same(a, b):
+def assert_same(a, b, rtol=0.0):
     of = lambda mcmc: (mcmc.get_samples(True), mcmc.get_extra_fields(True), mcmc.last_state)  # noqa: E731
     assert jax.tree.structure(of(a)) == jax.tree.structure(of(b))
     for x, y in zip(jax.tree.leaves(of(a)), jax.tree.leaves(of(b))):
         assert x.dtype == y.dtype
-        np.testing.assert_array_equal(x, y)
+        if rtol and jnp.issubdtype(x.dtype, jnp.floating):
+            np.testing.assert_allclose(x, y, rtol=rtol)
+        else:
+            np.testing.assert_array_equal(x, y)
 
 
 # -- the draws --------------------------------------------------------------------------------------------------------
@@ -118,7 +121,9 @@ def test_a_run_that_was_stopped_has_the_draws_of_one_that_was_not(options, tmp_p
     """Stopped in the warm-up and after it, and resumed by objects of their own."""
     for transition in (4, 20):
         stopped(tmp_path, transition, mcmc=make(**options))
-    assert_same(checkpointed(tmp_path, make(**options)), undisturbed(make(**options)))
+    # under jax.vmap NumPyro's loop is another program, whose last bit may differ
+    rtol = 1e-6 if options.get("chain_method") is jax.vmap else 0.0
+    assert_same(checkpointed(tmp_path, make(**options)), undisturbed(make(**options)), rtol)
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from numpyro_sgmcmc import (
     ControlVariate,
     Minibatch,
     Polynomial,
+    WithoutReplacement,
     gradient_noise,
     settings,
     weights,
@@ -141,7 +142,8 @@ def test_estimators_with_a_state_for_each_chain(gradient, num_chains):
     mean, covariance = posterior()
     z = (mcmc.get_samples()["w"].mean(0) - mean) / np.sqrt(np.diag(covariance))
     assert np.abs(z).max() < 1
-    assert jax.tree.leaves(mcmc.last_state.gradient_state)[0].shape[0] == (num_chains if num_chains > 1 else N)
+    of_one = N if isinstance(gradient, SAGA) else D
+    assert jax.tree.leaves(mcmc.last_state.gradient_state)[0].shape[0] == (num_chains if num_chains > 1 else of_one)
 
 
 @pytest.mark.parametrize("num_chains", [1, 2])
@@ -451,7 +453,7 @@ def test_stages_and_what_was_found_are_logged_once(caplog):
     assert 0.3 < int(passes) / settings(mcmc)["passes"] < 3
     assert "compiling the search" in search.message
     assert f"step_size {settings(mcmc)['step_size']:.3g}" in record.message and "right" in record.message
-    assert settings(mcmc)["verdict"] == "right"
+    assert settings(mcmc)["verdict"] == "unchecked"  # four draws are too few
 
 
 @pytest.mark.slow
@@ -651,7 +653,8 @@ def test_coordinates_without_a_matrix(monkeypatch):
 @pytest.mark.slow
 def test_the_noise_is_that_of_the_gradient_in_the_coordinates_that_were_found():
     """Plain minibatches of a regression: the covariance of the rows' gradients, which a stretched L must carry over."""
-    kernel = SGHMC(regression, batch_size=100, gradient=Minibatch())
+    # of the few blocks that 2000 rows have, the covariance is another
+    kernel = SGHMC(regression, batch_size=100, gradient=Minibatch(), rows=WithoutReplacement())
     chosen = tuned(kernel, X, Y, num_warmup=80, num_samples=1).last_state.settings
     mean, _ = posterior()
     rows = -(Y - X @ mean)[:, None] * X / NOISE**2

@@ -11,5 +11,6 @@ its ``cond``, always true        jax 0.10, CPU          jax 0.10 is no longer su
 ``in_place.read_at``: the cond   jax 0.10-0.12, CPU     jax 0.10 is no longer supported: a barrier does it
 ``in_place.add_at``: one by one  jax 0.12, CPU          a scatter of few rows is as fast
 ``lockstep``                     all                    ``vmap`` keeps a ``cond`` of which all chains need a branch
+``constants``                    jax 0.10-0.12          JAX passes arrays that a program closes over as arguments
 ================================ ====================== ======================================================
 """
