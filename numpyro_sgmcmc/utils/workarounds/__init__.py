@@ -1,6 +1,7 @@
 """
 What exists only because of what XLA makes of the plain form. ``tests/benchmarks/workarounds.py`` measures each piece
-beside the plain form; docs/maintainers/measurements.md has the numbers, and larger cases.
+beside the plain form, except ``constants``, which is about compilation; docs/maintainers/measurements.md has the
+numbers, and larger cases.
 
 ================================ ====================== ======================================================
 piece                            needed by              remove it when
