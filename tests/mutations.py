@@ -618,7 +618,7 @@ FAULTS = [
           "test_local:out_of_the_support"),
     Fault("visits: begun at the prior", "models", "axis_of_rows(seen, x), x", "axis_of_rows(0 * seen, x), x",
           "test_visits:law_of"),
-    Fault("constants: a copy in each loop", "constants", "if large else x", "if False else x", "test_constants"),
+    Fault("constants: a copy in each loop", "constants", "lax.optimization_barrier(x) if", "x if", "test_constants"),
     Fault("visits: refused steps write", "in_place", "jnp.where(where, units, len(t))", "units",
           "test_visits:writes_nothing"),
     Fault("visits: rows not marked as seen", "minibatch", "jnp.ones_like(before.seen)", "before.seen",

@@ -297,10 +297,9 @@ class SGMCMC(MCMCKernel):
         Unconstrained -> constrained values and deterministic sites, except those inside minibatched plates.
 
         NumPyro calls it at every transition, so it costs O(batch). It is compiled, because NumPyro's one eager call
-        would otherwise evaluate values that are not used. A closure over the data would be another copy of them in the
-        program of the transitions.
+        would otherwise evaluate values that are not used.
         """
-        return self.compiled(lambda potential, z: potential.constrain(z), model_args, model_kwargs)
+        return jax.jit(lambda z: self.potential(model_args, model_kwargs).constrain(z))
 
     # -- as a block of numpyro.infer.Gibbs ----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.potential.minibatched import NeedsValues
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.utils import trees
-from numpyro_sgmcmc.utils.workarounds.constants import not_copied
+from numpyro_sgmcmc.utils.workarounds.constants import LEAST, not_copied
 
 
 def compiled(
@@ -71,9 +71,11 @@ def within_a_program(
     arguments = indexable((model_args, {} if model_kwargs is None else model_kwargs))
 
     def replaced(x):
+        if isinstance(x, Tracer) or getattr(x, "nbytes", 0) < LEAST:
+            return x
         if isinstance(x, Indexable):
             return x.standing_for(not_copied(x.on_device()))
-        return not_copied(x) if isinstance(x, jax.Array) and not isinstance(x, Tracer) else x
+        return not_copied(x) if isinstance(x, jax.Array) else x
 
     try:
         return potential_of(*jax.tree.map(replaced, arguments))

@@ -15,7 +15,7 @@ from numpyro_sgmcmc import SGHMC, ControlVariate, Reshuffled
 from numpyro_sgmcmc.data.arrays import Indexable
 from numpyro_sgmcmc.potential.potential import ModelPotential
 
-N = 12_347  # of nothing else
+N = 312_347  # of nothing else, and more than a MiB
 
 
 def model(x):
@@ -59,7 +59,7 @@ def on_the_device():
 def run(data, gradient, progress_bar, **options):
     if gradient == "control variate":
         options["gradient"] = ControlVariate({"mu": jnp.zeros(())})
-    kernel = SGHMC(model, step_size=1e-5, batch_size=100, **options)
+    kernel = SGHMC(model, step_size=1e-8, batch_size=100, **options)
     mcmc = MCMC(kernel, num_warmup=2, num_samples=5, progress_bar=progress_bar)
     mcmc.run(random.key(0), data)
     return mcmc
@@ -90,7 +90,7 @@ def test_a_memory_map_is_not_copied(memmap, progress_bar, gradient, copies):
 @pytest.mark.slow
 def test_a_start_makes_one_copy_and_keeps_none(data, copies):
     before = on_the_device()
-    state = SGHMC(model, step_size=1e-5, batch_size=100).init(random.key(0), 0, None, (data,), {})
+    state = SGHMC(model, step_size=1e-8, batch_size=100).init(random.key(0), 0, None, (data,), {})
     assert copies == [(N,)] and on_the_device() == before and state.z["mu"].shape == ()
 
 
