@@ -14,6 +14,9 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.workarounds.constants import LEAST, not_copied
 
+# of a model that uses the values of traced arguments, such as int(y.max()) or len(np.unique(group))
+VALUES_ARE_NEEDED = (jax.errors.JAXTypeError, NeedsValues)
+
 
 def compiled(
     fn: Callable,
@@ -57,8 +60,8 @@ def on_data(fn: Callable, model_args: tuple, model_kwargs: Mapping[str, Any] | N
             program = partial(on_arguments, arrays)
             try:
                 return program(*rest)
-            except (jax.errors.JAXTypeError, NeedsValues):
-                program = on_constants  # for a model that needs values, such as int(y.max())
+            except VALUES_ARE_NEEDED:
+                program = on_constants
         return program(*rest)
 
     return run
@@ -79,5 +82,5 @@ def within_a_program(
 
     try:
         return potential_of(*jax.tree.map(replaced, arguments))
-    except (jax.errors.JAXTypeError, NeedsValues):
-        return potential_of(*arguments)  # for a model that needs values, such as len(np.unique(group))
+    except VALUES_ARE_NEEDED:
+        return potential_of(*arguments)
