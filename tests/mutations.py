@@ -571,6 +571,8 @@ FAULTS = [
     Fault("refusal: a draw outside", "chain", "if not self.integrator.evaluates_end:", "if False:",
           "test_support:wall"),
     # keys and counters
+    Fault("keys: of another type when a run is resumed", "state", 'fields["rng_key"] = _raw_key(fields["rng_key"])',
+          "pass", "test_host:compiles_no_transition"),
     Fault("keys: one stream for steps and transitions", "state", "REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)",
           "REFRESH, PROBE, TUNE, CENTRE, CHECK = 0, 0, 2, 3, 4, 5, 6, 7", "test_keys:twice"),
     Fault("keys: rows of the descent are those of the chain", "chains", "*random.split(key_descent)",

@@ -63,7 +63,31 @@ class RarelyChanging(NamedTuple):
         return cls(*(marks[..., k] for k in range(4)))
 
 
-class SGMCMCState(NamedTuple):
+class _Fields(NamedTuple):
+    i: jax.Array
+    z: Any
+    x: Any
+    momentum: Any
+    thermostat: Any
+    auxiliary: Any
+    noise_variance: Any
+    last_finite: Any
+    gradient: Any
+    gradient_state: Any
+    rows_state: Any
+    step_size: jax.Array
+    potential_estimate: jax.Array
+    temperature: Any
+    diverging: jax.Array
+    refused: jax.Array
+    marks: jax.Array
+    rng_key: jax.Array
+    settings: Settings = Settings()
+    warm_up: Any = ()
+    scores: Any = ()
+
+
+class SGMCMCState(_Fields):
     """
     - **i** - integrator steps so far, uint32; 0 again after 2**32.
     - **z** - dict of unconstrained values.
@@ -93,34 +117,20 @@ class SGMCMCState(NamedTuple):
       chains, or ``()``.
     """
 
-    i: jax.Array
-    z: Any
-    x: Any
-    momentum: Any
-    thermostat: Any
-    auxiliary: Any
-    noise_variance: Any
-    last_finite: Any
-    gradient: Any
-    gradient_state: Any
-    rows_state: Any
-    step_size: jax.Array
-    potential_estimate: jax.Array
-    temperature: Any
-    diverging: jax.Array
-    refused: jax.Array
-    marks: jax.Array
-    rng_key: jax.Array
-    settings: Settings = Settings()
-    warm_up: Any = ()
-    scores: Any = ()
+    __slots__ = ()
 
     def __getitem__(self, index: Any) -> Any:
         # NumPyro tries this with the names in extra_fields= that are no attribute
         if isinstance(index, str):
             energy = "; potential_estimate is the energy of a minibatch" * (index == "potential_energy")
             raise KeyError(f"extra_fields={index!r}: a state has the fields {', '.join(self._fields)}{energy}.")
-        return tuple.__getitem__(self, index)  # super() has no meaning in a NamedTuple
+        return super().__getitem__(index)
+
+    def _replace(self, /, **fields: Any) -> "SGMCMCState":
+        # MCMC puts the key of a resumed run here; one of another kind than that of init would compile its program anew
+        if "rng_key" in fields:
+            fields["rng_key"] = _raw_key(fields["rng_key"])
+        return super()._replace(**fields)
 
     @property
     def phase(self) -> Phase:

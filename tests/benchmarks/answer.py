@@ -146,7 +146,7 @@ def main(args):
             if args.only and not any(text in label for text in args.only):
                 continue
             first = numbers.get(next(iter(SAMPLERS)), {}).get("path") or [{"seconds": 120}]
-            limit = 20 if args.fast else max(LIMIT[0] * first[-1]["seconds"], LIMIT[1])
+            limit = 20 if args.fast else max(LIMIT[0] * first[-1]["seconds"], args.least)
             numbers[label] = follow(name, label, limit)
             rows = [row(label, numbers[label]) for label in SAMPLERS if label in numbers]
             text = f"### {name}\n\n{POSTERIORS[name].__doc__}\n\n" + table(COLUMNS, rows) + "\n" + ranking(numbers)
@@ -162,6 +162,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="TEXT", help="samplers whose name contains one of these"
     )
+    parser.add_argument("--least", type=float, default=LIMIT[1], help="seconds that each sampler has at least")
     arguments_given = parser.parse_args()
     if arguments_given.one:
         one(*arguments_given.one)

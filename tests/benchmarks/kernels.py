@@ -91,7 +91,8 @@ def as_table(first, rows):
     return table([first, "µs", "ratio"], [[row["name"], f"{row['us']:.1f}", f"{row['ratio']:.2f}"] for row in rows])
 
 
-def main(args):
+def parts(args):
+    """Cost of a step by row scheme, estimator and sampler, with one chain."""
     N, steps, repeats = (10**4, 100, 1) if args.fast else (10**6, 5_000, args.repeats)
     data = simulated(N, D)
     numbers = {"N": N}
@@ -117,11 +118,15 @@ def main(args):
     }
     numbers["coordinates"] = compare(cells, repeats, steps)
     text += as_table("SGHMC with control variates", numbers["coordinates"]) + "\n"
+    return text, numbers
 
-    N, steps = (10**4, 100) if args.fast else (10**5, 2_000)
-    data = simulated(N, D)
-    text += f"## Scaling of chains\n\nSteps of all vectorized chains together, N = {N:.0e}, B = {B}, d = {D}.\n\n"
-    by_hand = {str(c): hand_written_sgld(*data, random_rows(N, B), B, steps, None if c == 1 else c) for c in CHAINS}
+
+def scaling(args, chains):
+    """Cost of a step of all chains together."""
+    N, steps, repeats = (10**4, 100, 1) if args.fast else (10**5, 2_000, args.repeats)
+    data, numbers = simulated(N, D), {}
+    text = f"## Scaling of chains\n\nSteps of all vectorized chains together, N = {N:.0e}, B = {B}, d = {D}.\n\n"
+    by_hand = {str(c): hand_written_sgld(*data, random_rows(N, B), B, steps, None if c == 1 else c) for c in chains}
     numbers["chains, by hand"] = compare(by_hand, repeats, steps)
     text += as_table("SGLD by hand, random rows: chains", numbers["chains, by hand"]) + "\n"
     for name, (kernel, options) in {
@@ -131,14 +136,21 @@ def main(args):
         "SGHMC, contiguous rows": (SGHMC, {"rows": Reshuffled(contiguous=True)}),
         "SGHMC, SVRG": (SGHMC, {"gradient": SVRG()}),
     }.items():
-        cells = {str(c): stepper(kernel, data, steps, None if c == 1 else c, **options) for c in CHAINS}
+        cells = {str(c): stepper(kernel, data, steps, None if c == 1 else c, **options) for c in chains}
         numbers[f"chains, {name}"] = compare(cells, repeats, steps)
         text += as_table(f"{name}: chains", numbers[f"chains, {name}"]) + "\n"
         jax.clear_caches()
-    save(args, "kernels", text, numbers)
+    return text, numbers
+
+
+def main(args):
+    text, numbers = ("", {}) if args.chains else parts(args)
+    more, of_chains = scaling(args, args.chains or CHAINS)
+    save(args, "kernels", text + more, numbers | of_chains)
 
 
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--chains", type=int, nargs="+", help="only the scaling of chains, with these numbers")
     main(parser.parse_args())
