@@ -100,3 +100,24 @@ def test_what_a_callback_calls_is_not_mistaken():
 
     energies = [float(start(model(level), models.ROWS).potential_estimate) for level in (0.0, 5.0, 0.0)]
     assert energies[0] == energies[2] != energies[1]
+
+
+@pytest.mark.parametrize(
+    "chosen, options, precision",
+    [(None, {}, "highest"), (None, {"step_size": 1e-3}, None), ("tensorfloat32", {}, "tensorfloat32")],
+)
+def test_precision_of_products(chosen, options, precision):
+    """Full where the warm-up divides by small curvatures, which ten bits of a GPU do not show; else as set in JAX."""
+    traced = []
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("N", len(x)) as rows:
+            traced.append(jax.config.jax_default_matmul_precision)
+            numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
+
+    with jax.default_matmul_precision(chosen):
+        kernel = SGHMC(model, batch_size=5, **options)
+        state = kernel.init(random.key(0), 20, None, (models.ROWS,), {})
+        jax.eval_shape(lambda state: kernel.sample(state, (models.ROWS,), {}), state)
+    assert len(traced) > 5 and set(traced) == {precision}
