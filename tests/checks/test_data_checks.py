@@ -1,5 +1,6 @@
 """Values of the data that a run would not show: codes beyond an array, and rows whose energy is not finite."""
 
+from pathlib import Path
 import warnings
 
 import jax
@@ -12,7 +13,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD
-from numpyro_sgmcmc.checks.data_values import warn_of_values
+from numpyro_sgmcmc.checks.data_values import _rows_that_are_not_finite, warn_of_values
 
 N = 300
 rng = np.random.default_rng(0)
@@ -242,6 +243,17 @@ def test_rows_that_are_not_finite(model, first, y, message, array):
         return started(model, array(first), array(y))
     with pytest.raises(ValueError, match=message):
         started(model, array(first), array(y))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak of the memory")
+def test_memory_of_the_look_at_all_values():
+    """A part of the array at a time: flags for all numbers would take a quarter of the memory of the data."""
+    x = jax.block_until_ready(jnp.zeros((2**20, 60)))
+    read = lambda field: int(Path("/proc/self/status").read_text().split(field)[1].split()[0]) * 1024  # noqa: E731
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is the present memory
+    before = read("VmRSS:")
+    assert not len(_rows_that_are_not_finite(x))
+    assert read("VmHWM:") - before < x.nbytes / 8
 
 
 def test_arrays_without_elements():
