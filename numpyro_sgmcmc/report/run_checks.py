@@ -64,7 +64,7 @@ class Kept:
         """Why many draws, after a warm-up that has passed its check, are too few for a verdict; otherwise empty."""
         chains, draws = np.shape(self.monitor.step_size)
         long = self.of_warm_up == "right" and self.verdict.verdict and chains * draws >= MANY
-        if not long or self.failures or self.verdict.after("right") == "right":
+        if not long or self.warnings or self.verdict.after("right") == "right":
             return ""
         remedy = f"Use {MORE_DRAWS}{f', or {MORE_ROWS}' * self.use.noisy}"
         return f"{self.verdict.power.words(True, draws)}. {remedy}"

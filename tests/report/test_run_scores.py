@@ -250,14 +250,18 @@ def test_the_verdict_and_the_stated_power_agree(shift, of_warm_up):
     assert RunVerdict(RunNumbers(*[0.0] * 7), "ok", Power(shift, 0.1)).after("doubtful") != "right" or shift <= 0.3
 
 
-@pytest.mark.parametrize("least, draws, warned", [(0.2, 300, False), (0.7, 300, True), (0.7, 200, False)])
-def test_a_long_run_that_is_not_checked_says_so(least, draws, warned):
-    """1200 draws of four chains; 800 are too few to expect a verdict."""
+@pytest.mark.parametrize(
+    "least, draws, refused, warned",
+    [(0.2, 300, 0, False), (0.7, 300, 0, True), (0.7, 200, 0, False), (0.2, 300, 0.1, False), (0.7, 300, 0.1, True)],
+)
+def test_a_long_run_that_is_not_checked_says_so(least, draws, refused, warned):
+    """1200 draws of four chains; 800 are too few to expect a verdict. Refused steps of all rows are no warning."""
     numbers = {name: np.zeros((4, draws)) for name in Monitor._fields} | {
         "step_size": np.full((4, draws), 0.1),
         "temperature": np.full((4, draws), np.nan),
         "num_steps": np.ones((4, draws)),
-        "noise": np.ones((4, draws)),
+        "noise": np.full((4, draws), float(not refused)),
+        "diverging": np.arange(draws) < refused * np.ones((4, 1)) * draws,
         "gradients": np.full((4, draws), 100.0),
         "least_shift": np.full((4, draws), 0.1),
         "least_inflation": np.full((4, draws), least),
@@ -269,7 +273,8 @@ def test_a_long_run_that_is_not_checked_says_so(least, draws, warned):
         report(Monitor(**numbers))
     texts = [str(warning.message) for warning in caught]
     assert [text.startswith("the draws are unchecked: too few draws") for text in texts] == [True] * warned
-    assert all(text.endswith("Use a larger num_samples, or a larger batch_size.") for text in texts)
+    rows = ", or a larger batch_size" * (not refused)
+    assert all(text.endswith(f"Use a larger num_samples{rows}.") for text in texts)
 
 
 def test_draws_that_are_needed_have_no_exponent():
