@@ -8,37 +8,28 @@ from the arguments of each call. So nothing is stale in a trace that NumPyro reu
 from collections.abc import Callable, Mapping, Sequence
 import copy
 from functools import partial, wraps
-import logging
 from operator import attrgetter
 from typing import Any
 
 import jax
-from jax import random
 from jax.core import Tracer
-import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.checks.at_construction import check_options
-from numpyro_sgmcmc.checks.before_start import check_before_start, check_resumed, warn_before_run, warn_of_local_moves
-from numpyro_sgmcmc.checks.data_values import check_data, check_finite
-from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
-from numpyro_sgmcmc.data.arrays import fingerprint
+from numpyro_sgmcmc.checks.before_start import check_resumed
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.chains import Chains, chain_for
+from numpyro_sgmcmc.engine.new_state import fingerprint_of_data, new_state
 from numpyro_sgmcmc.engine.options import listed_options
 from numpyro_sgmcmc.engine.parts import chain_of_parts
 from numpyro_sgmcmc.engine.progress_bar import Bar
-from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, keys_of_chains
+from numpyro_sgmcmc.engine.state import SGMCMCState, keys_of_chains
 from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
-from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.compiled import compiled, within_a_program
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
-from numpyro_sgmcmc.utils.compat import slow_threads
-from numpyro_sgmcmc.utils.validation import check_energies, checked_batch_size, checked_model
-
-logger = logging.getLogger(__name__.partition(".")[0])
+from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.utils.validation import checked_batch_size, checked_model
 
 
 def _part(name: str, doc: str) -> Any:
@@ -170,7 +161,7 @@ class SGMCMC(MCMCKernel):
             keeps_values=keeps_values(self.sampled_model),
         )
         self.batch_size = checked_batch_size(batch_size)
-        self._bar = Bar()
+        self.bar = Bar()
         self._frozen = True
 
     def __init_subclass__(cls) -> None:
@@ -198,7 +189,7 @@ class SGMCMC(MCMCKernel):
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
         """The text of the progress bar, see :class:`~numpyro_sgmcmc.engine.progress_bar.Bar`."""
-        return self._bar(state)
+        return self.bar(state)
 
     @_precise
     def init(
@@ -219,51 +210,7 @@ class SGMCMC(MCMCKernel):
             ``init_params`` with wrong names or shapes; an energy that is not finite at the start, with its site; a site
             whose density for a row depends on the other rows of its minibatch.
         """
-        rng_key = keys_of_chains(rng_key)
-        arguments = model_args, model_kwargs
-        potential = self.potential(*arguments)
-        chain = self.chain_for(potential)
-        check_before_start(type(self).__name__, chain, potential, rng_key, num_warmup, init_params)
-        check_data(potential, *arguments)
-        on_potential = partial(self.compiled, model_args=model_args, model_kwargs=model_kwargs)
-        kernel = self.replace(chain=self.chain.for_run(potential, rng_key, on_potential))
-        search = kernel.chain.announced(potential)
-        self._bar.begin(potential.plates, search)
-        if search:
-            logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
-        mark, mapped = _fingerprint(*arguments), isinstance(rng_key, Tracer)
-
-        def start(potential, rng_key, init_params):
-            state, energies = kernel.chains_for(potential).start(rng_key, init_params, num_warmup, mark)
-            return state, _first_chain(potential, state, energies, mapped)
-
-        state, first = on_potential(start)(rng_key, init_params)
-        if search:
-            logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
-        if not mapped:
-            z, key, energies, exchanged = first
-            check_finite(on_potential, potential, z, key, *arguments)
-            check_energies(energies)
-            check_single_rows(exchanged)
-            self._check_start(on_potential, z, state)
-            warn_of_local_moves(on_potential, potential, self.sampled_model, z, key)
-        elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
-            # in a map over chains the start has no values; another start, made here, has
-            with jax.ensure_compile_time_eval():
-                energies, exchanged = on_potential(self._energies_of_a_start)(random.key(0))
-                check_energies(energies)
-                check_single_rows(exchanged)
-        warn_before_run(potential, chain.rows)
-        return state
-
-    def _check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
-        """Checks that need the values at the start, for a dynamics that is ``Checked``. ``z``: of the first chain."""
-        if isinstance(self.dynamics, Checked):
-            phase = jax.tree.map(lambda x: x[0], state.phase) if jnp.ndim(state.i) else state.phase
-            h = jnp.ravel(state.step_size)[0]
-            bound: Any = lambda potential: self.chain_for(potential).dynamics  # noqa: E731
-            report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
-            self.dynamics.check(report(phase, h), phase)
+        return new_state(self, keys_of_chains(rng_key), num_warmup, init_params, model_args, model_kwargs)
 
     @_precise
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:
@@ -271,7 +218,7 @@ class SGMCMC(MCMCKernel):
         in_program = partial(within_a_program, self.potential) if isinstance(state.i, Tracer) else self.potential
         potential = in_program(model_args, model_kwargs)
         check_resumed(state, potential.prototype)
-        return self.chains_for(potential).transition(state, _fingerprint(model_args, model_kwargs))
+        return self.chains_for(potential).transition(state, fingerprint_of_data(model_args, model_kwargs))
 
     # -- for those who look at a run or continue it ---------------------------------------------------------------
 
@@ -335,26 +282,6 @@ class SGMCMC(MCMCKernel):
         """A copy of this kernel for ``wrapper(model)``."""
         return self.replace(sampled_model=wrapper(self.sampled_model))
 
-    def _energies_of_a_start(self, potential, rng_key):
-        rows = potential.some_rows()
-        z = self.chain.start(potential, rng_key, rows, None)
-        return potential.by_site(z, rows, rng_key), exchanged_energies(potential, z, rng_key)
-
     @property
     def _batch_size(self) -> Any:
         return self.chain.batch_size if self.batch_size is None else self.batch_size
-
-
-def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, mapped: bool) -> tuple:
-    """For the checks of a start: a position and a key of the first chain, the energies, and those of exchanged rows."""
-    z, key = state.z, state.rng_key
-    if jnp.ndim(state.i):
-        z, key = jax.tree.map(lambda x: x[0], (z, key))
-    key = derive_key(key, Stream.PROBE)
-    return z, key, energies, {} if mapped else exchanged_energies(potential, z, key)
-
-
-def _fingerprint(model_args, model_kwargs):
-    """The fingerprint of the data alone: the values of the other Gibbs blocks change at every sweep."""
-    data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
-    return fingerprint(model_args, data)

@@ -137,7 +137,9 @@ HEAD = (
 
 
 def main(args):
-    results = {}
+    results, unknown = {}, set(args.posteriors) - json.loads(PATH.read_text()).keys()
+    if unknown:
+        raise SystemExit(f"no truth for {', '.join(sorted(unknown))}: run truth.py {' '.join(sorted(unknown))} first.")
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "answer.md").write_text(HEAD)  # before those of the posteriors on the page
     for name in args.posteriors:
@@ -156,8 +158,8 @@ def main(args):
 
 
 if __name__ == "__main__":
-    parser = arguments(__doc__)
-    parser.add_argument("--posteriors", nargs="+", default=list(POSTERIORS))
+    parser, known = arguments(__doc__), json.loads(PATH.read_text())
+    parser.add_argument("--posteriors", nargs="+", default=[name for name in POSTERIORS if name in known])
     parser.add_argument("--one", nargs=2, metavar=("POSTERIOR", "SAMPLER"))
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="TEXT", help="samplers whose name contains one of these"

@@ -271,7 +271,7 @@ def test_a_kernel_tells_its_bar_of_the_plate():
     sampler = make().sampler
     assert sampler.get_diagnostics_str(state) == ""
     sampler.init(random.key(0), 0, None, (X, Y), {})
-    assert sampler._bar._plate == Plate(len(X), sampler.batch_size)
+    assert sampler.bar._plate == Plate(len(X), sampler.batch_size)
 
 
 @pytest.mark.parametrize("kernel_class", [SGLD, SGHMC, MSGNHT])

@@ -252,10 +252,20 @@ def test_the_verdict_and_the_stated_power_agree(shift, of_warm_up):
 
 @pytest.mark.parametrize(
     "least, draws, refused, warned",
-    [(0.2, 300, 0, False), (0.7, 300, 0, True), (0.7, 200, 0, False), (0.2, 300, 0.1, False), (0.7, 300, 0.1, True)],
+    [
+        (0.2, 300, 0, False),
+        (0.7, 300, 0, True),
+        (0.7, 200, 0, False),
+        (0.2, 300, 0.1, False),
+        (0.7, 300, 0.1, True),
+        (9.0, 300, 0, True),
+    ],
 )
 def test_a_long_run_that_is_not_checked_says_so(least, draws, refused, warned):
-    """1200 draws of four chains; 800 are too few to expect a verdict. Refused steps of all rows are no warning."""
+    """
+    1200 draws of four chains; 800 are too few to expect a verdict. Refused steps of all rows are no warning. Nobody is
+    asked for 900 times the draws.
+    """
     numbers = {name: np.zeros((4, draws)) for name in Monitor._fields} | {
         "step_size": np.full((4, draws), 0.1),
         "temperature": np.full((4, draws), np.nan),
@@ -273,8 +283,9 @@ def test_a_long_run_that_is_not_checked_says_so(least, draws, refused, warned):
         report(Monitor(**numbers))
     texts = [str(warning.message) for warning in caught]
     assert [text.startswith("the draws are unchecked: too few draws") for text in texts] == [True] * warned
-    rows = ", or a larger batch_size" * (not refused)
-    assert all(text.endswith(f"Use a larger num_samples{rows}.") for text in texts)
+    remedy = "num_samples" if refused else "num_samples, or a larger batch_size"
+    remedy = "num_warmup, or reparametrise the model" if least > 5 else remedy
+    assert all(text.endswith(f"Use a larger {remedy}.") for text in texts)
 
 
 def test_draws_that_are_needed_have_no_exponent():

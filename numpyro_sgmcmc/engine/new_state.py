@@ -1,0 +1,104 @@
+"""
+The state of a new run, after all checks: first those of options and arguments, then those of the data, at last those
+that need a start.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+import logging
+from typing import Any
+
+import jax
+from jax import random
+from jax.core import Tracer
+import jax.numpy as jnp
+
+from numpyro_sgmcmc.checks.before_start import check_before_start, warn_before_run, warn_of_local_moves
+from numpyro_sgmcmc.checks.data_values import check_data, check_finite
+from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
+from numpyro_sgmcmc.data.arrays import fingerprint
+from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
+from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
+from numpyro_sgmcmc.potential.potential import ModelPotential
+from numpyro_sgmcmc.types import Checked, Sites
+from numpyro_sgmcmc.utils.compat import slow_threads
+from numpyro_sgmcmc.utils.validation import check_energies
+
+logger = logging.getLogger(__name__.partition(".")[0])
+
+
+def new_state(
+    kernel: Any,
+    rng_key: jax.Array,
+    num_warmup: int,
+    init_params: Sites | None,
+    model_args: tuple,
+    model_kwargs: Mapping[str, Any] | None,
+) -> SGMCMCState:
+    """What :meth:`~numpyro_sgmcmc.SGMCMC.init` returns. ``kernel``: an :class:`~numpyro_sgmcmc.SGMCMC`."""
+    arguments = model_args, model_kwargs
+    potential = kernel.potential(*arguments)
+    chain = kernel.chain_for(potential)
+    check_before_start(type(kernel).__name__, chain, potential, rng_key, num_warmup, init_params)
+    check_data(potential, *arguments)
+    on_potential = partial(kernel.compiled, model_args=model_args, model_kwargs=model_kwargs)
+    for_run = kernel.replace(chain=kernel.chain.for_run(potential, rng_key, on_potential))
+    search = for_run.chain.announced(potential)
+    kernel.bar.begin(potential.plates, search)
+    if search:
+        logger.info(f"compiling, then {search}; the progress bar stands still until its end.")
+    mark, mapped = fingerprint_of_data(*arguments), isinstance(rng_key, Tracer)
+
+    def start(potential, rng_key, init_params):
+        state, energies = for_run.chains_for(potential).start(rng_key, init_params, num_warmup, mark)
+        return state, _first_chain(potential, state, energies, mapped)
+
+    state, first = on_potential(start)(rng_key, init_params)
+    if search:
+        logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
+    if not mapped:
+        z, key, energies, exchanged = first
+        check_finite(on_potential, potential, z, key, *arguments)
+        check_energies(energies)
+        check_single_rows(exchanged)
+        _check_dynamics(kernel, on_potential, state)
+        warn_of_local_moves(on_potential, potential, kernel.sampled_model, z, key)
+    elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
+        # in a map over chains the start has no values; another start, made here, has
+        with jax.ensure_compile_time_eval():
+            energies, exchanged = on_potential(partial(_energies_of_a_start, kernel.chain))(random.key(0))
+            check_energies(energies)
+            check_single_rows(exchanged)
+    warn_before_run(potential, chain.rows)
+    return state
+
+
+def fingerprint_of_data(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> int:
+    """That of the data alone: the values of the other Gibbs blocks change at every sweep."""
+    data = {name: value for name, value in (model_kwargs or {}).items() if name != GIBBS_SITES_KWARG}
+    return fingerprint(model_args, data)
+
+
+def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, mapped: bool) -> tuple:
+    """For the checks of a start: a position and a key of the first chain, the energies, and those of exchanged rows."""
+    z, key = state.z, state.rng_key
+    if jnp.ndim(state.i):
+        z, key = jax.tree.map(lambda x: x[0], (z, key))
+    key = derive_key(key, Stream.PROBE)
+    return z, key, energies, {} if mapped else exchanged_energies(potential, z, key)
+
+
+def _energies_of_a_start(chain, potential, rng_key):
+    rows = potential.some_rows()
+    z = chain.start(potential, rng_key, rows, None)
+    return potential.by_site(z, rows, rng_key), exchanged_energies(potential, z, rng_key)
+
+
+def _check_dynamics(kernel: Any, on_potential: Callable, state: SGMCMCState) -> None:
+    """Checks that need the values at the start of the first chain, for a dynamics that is ``Checked``."""
+    if isinstance(kernel.dynamics, Checked):
+        phase = jax.tree.map(lambda x: x[0], state.phase) if jnp.ndim(state.i) else state.phase
+        h = jnp.ravel(state.step_size)[0]
+        bound: Any = lambda potential: kernel.chain_for(potential).dynamics  # noqa: E731
+        report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
+        kernel.dynamics.check(report(phase, h), phase)
