@@ -198,7 +198,7 @@ class SCIR(SGMCMC):
         check_sites("counts", self.dynamics.divided, totals, scalars=True)
         return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
-    def _check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
+    def check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
         here, there = on_potential(partial(_counts_at_two_places, self.dynamics))(z)
         for name, b in here.items():
             b = np.asarray(b)

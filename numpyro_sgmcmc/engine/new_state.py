@@ -3,7 +3,7 @@ The state of a new run, after all checks: first those of options and arguments, 
 that need a start.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 import logging
 from typing import Any
@@ -17,10 +17,11 @@ from numpyro_sgmcmc.checks.before_start import check_before_start, warn_before_r
 from numpyro_sgmcmc.checks.data_values import check_data, check_finite
 from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
 from numpyro_sgmcmc.data.arrays import fingerprint
+from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.types import Checked, Sites
+from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.compat import slow_threads
 from numpyro_sgmcmc.utils.validation import check_energies
 
@@ -61,12 +62,12 @@ def new_state(
         check_finite(on_potential, potential, z, key, *arguments)
         check_energies(energies)
         check_single_rows(exchanged)
-        _check_dynamics(kernel, on_potential, state)
+        kernel.check_start(on_potential, z, state)
         warn_of_local_moves(on_potential, potential, kernel.sampled_model, z, key)
     elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
         # in a map over chains the start has no values; another start, made here, has
         with jax.ensure_compile_time_eval():
-            energies, exchanged = on_potential(partial(_energies_of_a_start, kernel.chain))(random.key(0))
+            energies, exchanged = on_potential(partial(energies_of_a_start, kernel.chain))(random.key(0))
             check_energies(energies)
             check_single_rows(exchanged)
     warn_before_run(potential, chain.rows)
@@ -88,17 +89,8 @@ def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, m
     return z, key, energies, {} if mapped else exchanged_energies(potential, z, key)
 
 
-def _energies_of_a_start(chain, potential, rng_key):
+def energies_of_a_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[dict, dict]:
+    """The energies of the sites, and those of exchanged rows, at a start that this key gives."""
     rows = potential.some_rows()
     z = chain.start(potential, rng_key, rows, None)
     return potential.by_site(z, rows, rng_key), exchanged_energies(potential, z, rng_key)
-
-
-def _check_dynamics(kernel: Any, on_potential: Callable, state: SGMCMCState) -> None:
-    """Checks that need the values at the start of the first chain, for a dynamics that is ``Checked``."""
-    if isinstance(kernel.dynamics, Checked):
-        phase = jax.tree.map(lambda x: x[0], state.phase) if jnp.ndim(state.i) else state.phase
-        h = jnp.ravel(state.step_size)[0]
-        bound: Any = lambda potential: kernel.chain_for(potential).dynamics  # noqa: E731
-        report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
-        kernel.dynamics.check(report(phase, h), phase)

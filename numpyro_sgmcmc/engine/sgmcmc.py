@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_sgmcmc.checks.at_construction import check_options
@@ -28,7 +29,7 @@ from numpyro_sgmcmc.local.models import keeps_values, with_local
 from numpyro_sgmcmc.model.handlers import Transforms, full_rows, indexable
 from numpyro_sgmcmc.potential.compiled import compiled, within_a_program
 from numpyro_sgmcmc.potential.potential import ModelPotential, constrained_latents
-from numpyro_sgmcmc.types import Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
+from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrator, RowScheme, Schedule, Sites
 from numpyro_sgmcmc.utils.validation import checked_batch_size, checked_model
 
 
@@ -211,6 +212,15 @@ class SGMCMC(MCMCKernel):
             whose density for a row depends on the other rows of its minibatch.
         """
         return new_state(self, keys_of_chains(rng_key), num_warmup, init_params, model_args, model_kwargs)
+
+    def check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
+        """Checks that need the values at the start, for a dynamics that is ``Checked``. ``z``: of the first chain."""
+        if isinstance(self.dynamics, Checked):
+            phase = jax.tree.map(lambda x: x[0], state.phase) if jnp.ndim(state.i) else state.phase
+            h = jnp.ravel(state.step_size)[0]
+            bound: Any = lambda potential: self.chain_for(potential).dynamics  # noqa: E731
+            report = on_potential(lambda potential, phase, h: bound(potential).report(phase, h))
+            self.dynamics.check(report(phase, h), phase)
 
     @_precise
     def sample(self, state: SGMCMCState, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> SGMCMCState:

@@ -24,6 +24,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.data.arrays import fingerprint
+from numpyro_sgmcmc.engine.new_state import energies_of_a_start
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.model.numpyro_internals import put_run
 from numpyro_sgmcmc.potential.potential import ModelPotential
@@ -213,7 +214,7 @@ class Checkpointed:
             "data": fingerprint(segments.args, segments.kwargs),
             "batch_size": kernel.batch_size,
             "steps_per_sample": kernel.steps_per_sample,
-            "model": checksum(lambda key: kernel._energies_of_a_start(potential, key)[0], key),
+            "model": checksum(lambda key: energies_of_a_start(kernel.chain, potential, key)[0], key),
             "kernel": checksum(segments.sample, segments.carry.state),
             "rng_key": _crc([rng_key]),
             "init_params": _crc(jax.tree.leaves(segments.init_params)),
