@@ -571,7 +571,7 @@ FAULTS = [
     Fault("refusal: a draw outside", "chain", "if not self.integrator.evaluates_end:", "if False:",
           "test_support:wall"),
     # keys and counters
-    Fault("products: ten bits of a GPU in a search", "sgmcmc", '"highest" if self', '"" if self',
+    Fault("products: ten bits of a GPU in a search", "sgmcmc", '"highest" if self', "None if self",
           "test_compiled:precision"),
     Fault("keys: of another type when a run is resumed", "state", 'fields["rng_key"] = _raw_key(fields["rng_key"])',
           "pass", "test_host:compiles_no_transition"),
