@@ -61,3 +61,17 @@ def progress_bars_as_asked(monkeypatch):
 
 # programs of their own, which ``--doctest-modules`` would import
 collect_ignore = ["benchmarks", "mutations.py", "gallery.py", "sources.py"]
+
+
+@pytest.fixture
+def programs():
+    """What JAX says of each program that it compiles during the test: a list that may be cleared."""
+    said = []
+
+    def listen(event, duration, **fields):
+        if event.endswith("backend_compile_duration"):
+            said.append(str(fields))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield said
+    jax.monitoring.unregister_event_duration_listener(listen)

@@ -150,10 +150,12 @@ def _values(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> dict[s
 
 
 def _rows_that_are_not_finite(x: Any) -> np.ndarray:
-    if isinstance(x, jax.Array) and next(iter(x.devices())).platform != "cpu" and bool(jnp.isfinite(x).all()):
-        return np.zeros(0, int)  # found on the device; a CPU would make an array of flags for all numbers
+    if not isinstance(x, jax.Array) or next(iter(x.devices())).platform == "cpu":
+        x = np.asarray(x)  # without a copy; XLA would make an array of flags for all numbers
+    elif bool(jnp.isfinite(x).all()):
+        return np.zeros(0, int)  # found on the device
     return np.flatnonzero(
-        np.concatenate([~np.isfinite(part).reshape(len(part), -1).all(1) for part in _parts(np.asarray(x))])
+        np.concatenate([~np.isfinite(part).reshape(len(part), -1).all(1) for part in map(np.asarray, _parts(x))])
     )
 
 

@@ -9,6 +9,7 @@ from numpyro_sgmcmc.report.statistics import is_arriving, still_falling
 
 NOISY = 0.05  # a predicted inflation above which minibatch noise is the likely cause
 MORE_WARM_UP, MORE_DRAWS, MORE_ROWS = "a larger num_warmup", "a larger num_samples", "a larger batch_size"
+LONGER = 20  # times the draws of a run that may be asked for
 OTHER_PARAMETERS = f"{MORE_WARM_UP}, or reparametrise the model"
 
 
@@ -54,6 +55,10 @@ class Remedies(NamedTuple):
     def mixing(self) -> str:
         """For chains in different regions."""
         return f"{MORE_WARM_UP}. If that does not help, the posterior has several modes"
+
+    def conclusive(self, needed: float) -> str:
+        """For too few draws for a verdict; ``needed``: times those of the run."""
+        return MORE_DRAWS + f", or {MORE_ROWS}" * self.noisy if needed <= LONGER else OTHER_PARAMETERS
 
     def hot(self, mean: float) -> str:
         """For a kinetic temperature. Thermostats that have grown on the way from a distant start make it too low."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_sgmcmc.report import statistics
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
-from numpyro_sgmcmc.report.remedies import MORE_DRAWS, MORE_ROWS, MORE_WARM_UP, OTHER_PARAMETERS, Remedies
+from numpyro_sgmcmc.report.remedies import MORE_DRAWS, MORE_ROWS, MORE_WARM_UP, Remedies
 from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
 from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat as mixing, unequal_spread
@@ -27,7 +27,6 @@ REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 
 MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
 FEW = 100  # effective draws
 MANY = 1000  # draws of all chains that nearly always suffice for a verdict
-FAR = 20  # times the draws of a run: a longer one would take too long
 WIDE = 1.0  # a larger inflation is not known by a prediction to first order
 
 CHECKS = Checks()  # in the order of a warning: those that explain others first, then the most reliable ones
@@ -67,10 +66,8 @@ class Kept:
         long = self.of_warm_up == "right" and self.verdict.verdict and chains * draws >= MANY
         if not long or self.warnings or self.verdict.after("right") == "right":
             return ""
-        remedy = f"{MORE_DRAWS}{f', or {MORE_ROWS}' * self.use.noisy}"
-        if not self.verdict.power.needed <= FAR:
-            remedy = OTHER_PARAMETERS
-        return f"{self.verdict.power.words(True, draws)}. Use {remedy}"
+        power = self.verdict.power
+        return f"{power.words(True, draws)}. Use {self.use.conclusive(power.needed)}"
 
     @property
     def coordinates(self) -> int:
