@@ -2,9 +2,10 @@ r"""
 The groups of a hierarchy: coordinates that are independent of those of the other groups, given the rest.
 
 They are the elements of a plate, or of a site without one. The rest, the *globals*, are the other sites, those of
-smaller plates included, if there are not too many. Whether the data couple the groups after all, as for a Gaussian
-process, is seen from the Hessian: with random signs :math:`s_j` for the groups,
-:math:`s_j (H s)_j = H_{jj} + \sum_{i \ne j} s_i s_j H_{ij}` depends on the signs only if they are coupled.
+smaller plates included, if there are not too many. Whether the prior couples the groups after all, as in a random
+walk, or the data, as for a Gaussian process, is seen from their Hessians: with random signs :math:`s_j` for the groups,
+:math:`s_j (H s)_j = H_{jj} + \sum_{i \ne j} s_i s_j H_{ij}` depends on the signs only if they are coupled. The Hessians
+of prior and data are looked at separately, because the ratio of their sizes depends on scales that are not yet known.
 """
 
 from collections import defaultdict
@@ -26,6 +27,7 @@ FEWEST, LARGEST = 20, 8  # groups, and coordinates of a group
 GLOBALS, BORDER = 200, 1_000_000  # at most so many globals, and numbers that couple them to the groups
 COUPLED = 0.05  # relative change with the signs
 CLOSE = 0.3  # sd of the position where it is looked at
+ROUNDING = 1e-4  # relative size of a Hessian that may consist of rounding errors
 
 
 class Part(NamedTuple):
@@ -136,7 +138,10 @@ def _layout(potential: ModelPotential, families: list[dict[str, tuple[int, ...]]
 
 
 def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> jax.Array:
-    """By how much the signs change the products with the Hessian, in the groups of the first family."""
+    """
+    By how much the signs change the products with the Hessian of the prior or of the data, whichever is more, in the
+    groups of the first family.
+    """
     key_z, key_along, key_signs, key_model = random.split(rng_key, 4)
     groups, b = layout.families[0]
     unravel = unraveler(potential.prototype)
@@ -146,13 +151,21 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     # sorted data have the groups one after the other
     spread = lambda plate: jnp.asarray(np.linspace(0, plate.size - 1, plate.batch_size).astype(np.int32))  # noqa: E731
     rows = {name: spread(plate) for name, plate in potential.plates.items()}
-    gradient = jax.grad(lambda z: potential.estimate(unravel(z), rows, key_model))
+    latents = potential.structure.latents
+
+    def prior_and_data(z):
+        parts = [jnp.zeros((), dtype), jnp.zeros((), dtype)]
+        for name, _, energy in potential.energies(unravel(z), rows, key_model):
+            parts[name not in latents] += jnp.sum(energy)
+        return jnp.stack(parts)
 
     def products(key):
         signs = random.rademacher(key, (groups, 1), z.dtype)
         v = layout.merge(jnp.zeros(layout.size), [signs * along])
-        return signs * layout.split(jax.jvp(gradient, (z,), (v,))[1])[1][0]
+        of_parts = jax.jvp(jax.jacrev(prior_and_data), (z,), (v,))[1]
+        return jax.vmap(lambda x: (signs * layout.split(x)[1][0]).ravel())(of_parts)
 
     first, second = lax.map(products, random.split(key_signs))
-    change = jnp.linalg.norm(first - second) / jnp.maximum(jnp.linalg.norm(first + second) / 2, 1e-30)
+    change, size = jnp.linalg.norm(first - second, axis=1), jnp.linalg.norm(first + second, axis=1) / 2
+    change = jnp.max(change / jnp.maximum(size, ROUNDING * size.max() + 1e-30))
     return jnp.where(jnp.isfinite(change), change, jnp.inf)

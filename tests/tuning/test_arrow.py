@@ -102,6 +102,13 @@ def process(J, index, y):
         numpyro.sample("y", dist.Normal(f[index[rows]], 1), obs=y[rows])
 
 
+def walk(J, index, y):
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    level = numpyro.sample("level", dist.GaussianRandomWalk(scale, J))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(level[index[rows]], 0.1), obs=y[rows])
+
+
 def seen_layout(kernel, *args):
     def coupled(layout):
         return bool(kernel.compiled(partial(coupling, layout=layout), args, {})(random.key(0)) > COUPLED)
@@ -126,6 +133,12 @@ def test_two_large_plates_are_families_of_their_own(monkeypatch):
 
 def test_groups_that_the_rows_couple_are_none():
     assert seen_layout(SGHMC(process, batch_size=100), 120, ROWS, np.zeros(2000, np.float32)) is None
+
+
+@pytest.mark.parametrize("batch_size", [100, {}])
+def test_groups_that_the_prior_couples_are_none(batch_size):
+    """Where it is looked at, the scale is about 1, and the data have 1500 times the curvature of the prior."""
+    assert seen_layout(SGHMC(walk, batch_size=batch_size), 120, ROWS, np.zeros(2000, np.float32)) is None
 
 
 def test_few_coordinates_have_a_matrix():
