@@ -37,22 +37,10 @@ def inside(value: jax.Array) -> jax.Array:
     return jnp.maximum(value, jnp.finfo(value.dtype).tiny)
 
 
-@inside.defjvp
-def _(primals, tangents):
-    value = inside(*primals)
-    return value, tangents[0]
-
-
 @jax.custom_jvp
 def exponential(x: jax.Array) -> jax.Array:
     """exp(x), at least the smallest positive number; its derivative is always its value."""
     return jnp.maximum(jnp.exp(x), jnp.finfo(x.dtype).tiny)
-
-
-@exponential.defjvp
-def _(primals, tangents):
-    value = exponential(*primals)
-    return value, value * tangents[0]
 
 
 @jax.custom_jvp
@@ -61,10 +49,9 @@ def shares(x: jax.Array) -> jax.Array:
     return exponential(jax.nn.log_softmax(x))
 
 
-@shares.defjvp
-def _(primals, tangents):
-    value = shares(*primals)
-    return value, value * tangents[0]
+inside.defjvps(lambda tangent, value, x: tangent)
+exponential.defjvps(lambda tangent, value, x: value * tangent)
+shares.defjvps(lambda tangent, value, x: value * tangent)
 
 
 class HalfLine(Transform):
