@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.engine.options import KernelOptions
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC, part
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
 from numpyro_sgmcmc.types import Dynamics, Flow, Phase
 from numpyro_sgmcmc.utils import noise, trees
@@ -192,6 +192,7 @@ class SGIsokinetic(SGMCMC):
     """
 
     missing_step_size = ". Give one, or use SGHMC, whose warm-up chooses it."
+    friction: float = part("dynamics.noise", "D.")
 
     def __init__(
         self,
@@ -208,8 +209,3 @@ class SGIsokinetic(SGMCMC):
         if options.get("rows") is None:
             options["rows"] = WithoutReplacement()
         super().__init__(model, dynamics, integrator, **options)
-
-    @property
-    def friction(self) -> float:
-        """D, frozen at construction."""
-        return self.dynamics.noise

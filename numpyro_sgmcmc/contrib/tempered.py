@@ -22,7 +22,7 @@ energies is twice as large, so their correction is :math:`\delta^2\sigma^2`. Her
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -59,25 +59,11 @@ class TemperedState(NamedTuple):
             return jax.tree.map(lambda x: x[first], self.replicas)
         return jax.tree.map(lambda x: x[jnp.arange(len(first)), first], self.replicas)
 
-    @property
-    def z(self) -> Sites:
-        """The draw: dict of unconstrained values."""
-        return self.cold.z
-
-    @property
-    def diverging(self) -> jax.Array:
-        """``diverging`` of the draw."""
-        return self.cold.diverging
-
-    @property
-    def step_size(self) -> jax.Array:
-        """``step_size`` of the draw."""
-        return self.cold.step_size
-
-    @property
-    def monitor(self) -> Any:
-        """The field that the diagnostics of the draw are computed from."""
-        return self.cold.monitor
+    # the default fields, of the draw
+    z = property(attrgetter("cold.z"))
+    diverging = property(attrgetter("cold.diverging"))
+    step_size = property(attrgetter("cold.step_size"))
+    monitor = property(attrgetter("cold.monitor"))
 
 
 class Tempered(MCMCKernel):

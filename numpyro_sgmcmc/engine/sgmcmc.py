@@ -33,8 +33,8 @@ from numpyro_sgmcmc.types import Checked, Dynamics, GradientEstimator, Integrato
 from numpyro_sgmcmc.utils.validation import checked_batch_size, checked_model
 
 
-def _part(name: str, doc: str) -> Any:
-    """A property: a part of the chain."""
+def part(name: str, doc: str) -> Any:
+    """A property: a part of the chain, frozen at construction."""
     return property(attrgetter(f"chain.{name}"), doc=doc)
 
 
@@ -122,12 +122,12 @@ class SGMCMC(MCMCKernel):
     missing_step_size = ""  # in kernels whose warm-up cannot choose a step size: what to give
     _frozen = False
     transforms: Transforms | None = None  # of the sites; None: those of NumPyro
-    dynamics: Any = _part("dynamics", "The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.")
-    integrator: Integrator = _part("integrator", "The integrator, usually a :class:`~numpyro_sgmcmc.Splitting`.")
-    gradient: GradientEstimator = _part("gradient", "The gradient estimator.")
-    rows: RowScheme = _part("rows", "The row scheme.")
-    schedule: Schedule = _part("schedule", "Step index -> h.")
-    steps_per_sample: int | None = _part("steps_per_sample", "Integrator steps per draw; None: the warm-up chooses.")
+    dynamics: Any = part("dynamics", "The SDE, see :class:`~numpyro_sgmcmc.types.Dynamics`.")
+    integrator: Integrator = part("integrator", "The integrator, usually a :class:`~numpyro_sgmcmc.Splitting`.")
+    gradient: GradientEstimator = part("gradient", "The gradient estimator.")
+    rows: RowScheme = part("rows", "The row scheme.")
+    schedule: Schedule = part("schedule", "Step index -> h.")
+    steps_per_sample: int | None = part("steps_per_sample", "Integrator steps per draw; None: the warm-up chooses.")
 
     def __init__(
         self,

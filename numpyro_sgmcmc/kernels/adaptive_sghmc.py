@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from numpyro_sgmcmc.dynamics.preconditioned import STEP_SIZE_IS_GIVEN, preconditioned
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.engine.options import KernelOptions
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC, part
 from numpyro_sgmcmc.utils.validation import checked_rate
 
 
@@ -60,6 +60,7 @@ class AdaptiveSGHMC(SGMCMC):
     """
 
     missing_step_size = STEP_SIZE_IS_GIVEN
+    friction: float = part("dynamics.base.noise", "D.")
 
     def __init__(
         self,
@@ -73,8 +74,3 @@ class AdaptiveSGHMC(SGMCMC):
     ):
         dynamics = preconditioned(Underdamped(checked_rate("friction", friction)), memory, damping)
         super().__init__(model, dynamics, integrator, **options)
-
-    @property
-    def friction(self) -> float:
-        """D, frozen at construction."""
-        return self.dynamics.base.noise

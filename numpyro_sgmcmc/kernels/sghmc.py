@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from numpyro_sgmcmc.dynamics.skew import checked_skew
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.engine.options import KernelOptions
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC, part
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 
@@ -65,6 +65,8 @@ class SGHMC(SGMCMC):
         True
     """
 
+    friction: float = part("dynamics.noise", "D.")
+
     def __init__(
         self,
         model: Any,
@@ -85,8 +87,3 @@ class SGHMC(SGMCMC):
             else:
                 integrator = "ABOBA" if skew is None else "RABOBAR"
         super().__init__(model, dynamics, integrator, **options)
-
-    @property
-    def friction(self) -> float:
-        """D, frozen at construction."""
-        return self.dynamics.noise

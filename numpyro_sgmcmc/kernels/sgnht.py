@@ -6,7 +6,7 @@ from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.skew import checked_skew
 from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.parts import default_rows
-from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
+from numpyro_sgmcmc.engine.sgmcmc import SGMCMC, part
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
 
 
@@ -61,6 +61,7 @@ class SGNHT(SGMCMC):
     """
 
     elementwise = False
+    diffusion: float = part("dynamics.noise", "D.")
 
     def __init__(
         self,
@@ -85,11 +86,6 @@ class SGNHT(SGMCMC):
             step_size = options.get("step_size")
             options["rows"] = default_rows(True, step_size is None or getattr(step_size, "relative", False))
         super().__init__(model, dynamics, integrator, **options)
-
-    @property
-    def diffusion(self) -> float:
-        """D, frozen at construction."""
-        return self.dynamics.noise
 
 
 class MSGNHT(SGNHT):

@@ -182,10 +182,6 @@ class Sharded:
             parts.append(jax.vmap(partial(share, number=number))(jnp.asarray(devices), first=first).ravel())
         return jnp.concatenate(parts)
 
-    def weights(self, size: int, batch_size: int) -> np.ndarray | None:
-        """The weight of each row of a batch; None if all are 1."""
-        return Shares(size, self.devices).weights(batch_size)
-
 
 def for_devices(scheme: RowScheme, potential: Potential) -> RowScheme:
     """The scheme that draws rows from each of the devices over which a potential's rows are distributed."""
@@ -254,7 +250,7 @@ def row_weights(scheme: RowScheme, plates: Mapping[str, Plate]) -> dict[str, np.
     """The weights of the rows of a batch, for each plate where they are not 1."""
     if not isinstance(scheme, Sharded):
         return {}
-    weights = {name: scheme.weights(plate.size, plate.batch_size) for name, plate in plates.items()}
+    weights = {name: Shares(plate.size, scheme.devices).weights(plate.batch_size) for name, plate in plates.items()}
     return {name: weight for name, weight in weights.items() if weight is not None}
 
 
