@@ -1,7 +1,4 @@
-"""
-Checks of the options of a kernel when it is made: their types, and whether they work together. Each error names the
-argument and a remedy.
-"""
+"""Checks of the options of a kernel when it is made. Each error names the argument and a remedy."""
 
 from collections.abc import Iterable, Mapping
 import difflib

@@ -44,9 +44,7 @@ def exchanged_energies(potential: ModelPotential, z: Sites, rng_key: jax.Array) 
 
 
 def check_single_rows(energies: Mapping[str, Mapping[str, Any]]) -> None:
-    """
-    Raises a ValueError for a site that does not satisfy the equation, as with a sum over the rows of the minibatch.
-    """
+    """Raises a ValueError for a site that breaks the equation, as with a sum over the rows of the minibatch."""
     for plate, by_site in energies.items():
         for site, (sums, sizes) in by_site.items():
             differences, sizes = np.asarray(sums).reshape(-1, 4) @ np.array([1, 1, -1, -1]), np.asarray(sizes)

@@ -106,10 +106,7 @@ def summary_picture(table: Table, axes: Any = None) -> Any:
 
 
 def halving_picture(table: Table, ax: Any = None, of: str = "sd") -> Any:
-    """
-    The change of a mean or an sd from its value at h, in sds, against the step size: at h, at h / 2, and extrapolated
-    to 0.
-    """
+    """The change of a mean or an sd from its value at h, in sds: at h, at h / 2, and extrapolated to 0."""
     if of not in ("mean", "sd"):
         raise ValueError(f"of={of!r} must be 'mean' or 'sd'.")
     ax = axes_of(ax)

@@ -70,9 +70,7 @@ def _told(kind: str, values: Any) -> Any:
 
 @dataclass(frozen=True)
 class drawn_locally:
-    """
-    The model as a function of its global sites; the latent sites in the minibatched plates are drawn by ``local``.
-    """
+    """The model as a function of its global sites; latent sites in the minibatched plates are drawn by ``local``."""
 
     fn: Any  # model
     local: Any  # an object with draw(rng_key, conditional), which returns values like conditional.start

@@ -127,10 +127,7 @@ def run_again(model: Callable, args: tuple, kwargs: Mapping[str, Any], first: Fi
 
 
 def check_nothing_else_depends(density: Callable, values: Mapping[str, jax.Array], how: str) -> None:
-    """
-    Raises a LocalError if a site outside the plates of the local sites depends on one of them; ``how`` these are
-    handled is for the message.
-    """
+    """Raises a LocalError if a site outside the plates of the local sites depends on one; ``how``: for the message."""
     _, others = dependence(density, values)
     for name, depends in others.items():
         for local in sorted(depends):

@@ -73,10 +73,7 @@ jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (nod
 
 
 def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> None:
-    """
-    Warns, once, of all that is not right with a run and worth it, or that a long run is not checked, and logs the
-    results of its warm-up.
-    """
+    """Warns, once, of what is wrong with a run, or that a long run is not checked, and logs what its warm-up found."""
     run = Kept(monitor, averages, score_limit(averages.coordinates, chains))
     last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}
     tuned = last["num_steps"] > 0

@@ -41,9 +41,7 @@ class RunNumbers(NamedTuple):
 
 
 class ScoreAverages(NamedTuple):
-    """
-    The averages of a model: the d means, the d variances, and the mean variance of each site of several coordinates.
-    """
+    """The averages of a model: d means, d variances, and the mean variance of each site of several coordinates."""
 
     sites: tuple[tuple[str, int], ...]  # names and sizes, in the order of ravel_pytree
     in_plates: frozenset[str] = frozenset()  # names of the sites in plates, whose elements are not global
@@ -126,9 +124,7 @@ class RunScores(NamedTuple):
         return self._replace(places=places, center=center, spread=spread, scatter=scatter)
 
     def times(self, g: jax.Array, ones: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """
-        S g for a gradient of each chain, and the diagonal of S, up to a common factor; both as given if S is known.
-        """
+        """S g for a gradient of each chain, and the diagonal of S, up to a common factor; as given if S is known."""
         if not self.scatter.size:
             return g, ones
         eye = jnp.eye(len(ones), dtype=g.dtype)

@@ -97,10 +97,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path, count: int, check_draws: Callable[[int], Any]) -> Checkpoint | None:
-    """
-    The last complete checkpoint whose number of draws passes ``check_draws``; None if there is none. Raises a
-    ValueError if all are damaged.
-    """
+    """The last complete checkpoint whose draws pass ``check_draws``, or None. Raises an error if all are damaged."""
     paths = _states(folder)
     for path in paths:
         try:
