@@ -65,8 +65,8 @@ def find_mode(
     :param kwargs: more keyword arguments of the model.
     :return: dict of unconstrained values, for :class:`~numpyro_sgmcmc.ControlVariate` and ``init_params``. With several
         chains NumPyro needs a value for each: ``init_params=jax.tree.map(lambda x: jnp.stack([x] * 4), mode)``.
-    :raises TypeError: for a model that is not callable, an ``rng_key`` that is not a key, or an argument of the model
-        given twice.
+    :raises TypeError: for a model that is not callable, an ``rng_key`` that is not a key, an ``optimizer`` that is not
+        an optimizer, or an argument of the model given twice.
     :raises ValueError: for a model that cannot be minibatched with this ``batch_size``; an energy that is not finite at
         the start.
     :warns UserWarning: if the last round ended further than one standard deviation from a minimum, or not near one.
@@ -94,10 +94,7 @@ def find_mode(
     batch_size = checked_batch_size(batch_size)
     args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)
     rounds = ROUNDS if optimizer is None else 1
-    if optimizer is None:
-        optimizer = falling_adam(FIRST, LAST, num_steps)
-    elif not hasattr(optimizer, "get_params"):
-        optimizer = optax_to_numpyro(optimizer)
+    optimizer = checked_optimizer(optimizer, FIRST, LAST, num_steps)
     key_start, key_check, key_rows, key_model = random.split(rng_key, 4)
 
     # whatever differs between rounds and segments is an argument, so that all use the same compiled program
@@ -142,6 +139,17 @@ def model_arguments(
             f"{', '.join(sorted(map(repr, twice)))} given both as a keyword and in model_kwargs. Give it once."
         )
     return tuple(model_args or args), {**kwargs, **(model_kwargs or {})}
+
+
+def checked_optimizer(optimizer: Any, first: float, last: float, num_steps: int) -> Any:
+    """An optimizer as those of NumPyro. None: Adam, whose step size falls."""
+    if optimizer is None:
+        return falling_adam(first, last, max(num_steps, 1))
+    if isinstance(optimizer, type) or not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(
+            f"optimizer={optimizer!r} has no `init` and `update`. Give an optimizer of optax, such as optax.adam(1e-3)."
+        )
+    return optimizer if hasattr(optimizer, "get_params") else optax_to_numpyro(optimizer)
 
 
 def start_at(potential: ModelPotential, rng_key: jax.Array, given: Sites | None = None) -> tuple[Sites, Sites]:

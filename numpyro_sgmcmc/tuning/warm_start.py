@@ -9,14 +9,13 @@ import jax
 from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
-from numpyro.optim import optax_to_numpyro
 
 from numpyro_sgmcmc.gradients.full_pass import chunk_length, in_chunks
 from numpyro_sgmcmc.potential.compiled import compiled
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import Reshuffled
-from numpyro_sgmcmc.tuning.mode import initialised, model_arguments, segments, start_at
-from numpyro_sgmcmc.tuning.start import falling_adam, minimise
+from numpyro_sgmcmc.tuning.mode import checked_optimizer, initialised, model_arguments, segments, start_at
+from numpyro_sgmcmc.tuning.start import minimise
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
 
@@ -107,7 +106,7 @@ def warm_start(
     num_steps = num_steps if num_steps == 0 else checked_count("num_steps", num_steps)
     batch_size = checked_batch_size(batch_size)
     args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)
-    optimizer = _checked_optimizer(optimizer, num_steps)
+    optimizer = checked_optimizer(optimizer, FIRST, LAST, num_steps)
     potential = ModelPotential.from_model(model, args, kwargs, batch_size)  # checks the model before it is compiled
     given = _given(start, potential, members)
     share = _checked_held_out(held_out, potential)
@@ -189,16 +188,6 @@ def _checked_held_out(share: Any, potential: ModelPotential) -> float:
                 "Hold out less, or use a smaller batch_size."
             )
     return float(share)
-
-
-def _checked_optimizer(optimizer: Any, num_steps: int) -> Any:
-    if optimizer is None:
-        return falling_adam(FIRST, LAST, max(num_steps, 1))
-    if isinstance(optimizer, type) or not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(
-            f"optimizer={optimizer!r} has no `init` and `update`. Give an optimizer of optax, such as optax.adam(1e-3)."
-        )
-    return optimizer if hasattr(optimizer, "get_params") else optax_to_numpyro(optimizer)
 
 
 # -- given starts ----------------------------------------------------------------------------------------------------
