@@ -21,6 +21,8 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.utils.validation import checked_inverse_mass
+
 
 class Skew:
     """
@@ -67,10 +69,11 @@ class Skew:
             )
 
 
-def checked_skew(matrix: Any, inverse_mass: Any, step_size: Any) -> Skew | None:
-    """The ``skew`` argument of a kernel. Raises a ValueError for a matrix or other arguments that do not allow it."""
-    if matrix is None:
-        return None
+def checked_mass(inverse_mass_matrix: Any, skew: Any, step_size: Any) -> tuple[Any, Skew | None]:
+    """These arguments of a kernel. Raises a ValueError if one is wrong, or the others do not allow a ``skew``."""
+    inverse_mass = checked_inverse_mass(inverse_mass_matrix)
+    if skew is None:
+        return inverse_mass, None
     if step_size is None:
         raise ValueError(
             "skew= is a matrix over z, but without a step_size the warm-up chooses other coordinates. Give a "
@@ -80,4 +83,4 @@ def checked_skew(matrix: Any, inverse_mass: Any, step_size: Any) -> Skew | None:
         raise ValueError(
             "skew= needs the same mass for all coordinates. Give inverse_mass_matrix as a number, or no skew."
         )
-    return Skew(matrix)
+    return inverse_mass, Skew(skew)

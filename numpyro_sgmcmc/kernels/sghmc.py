@@ -2,11 +2,11 @@
 
 from typing import Any, Unpack
 
-from numpyro_sgmcmc.dynamics.skew import checked_skew
+from numpyro_sgmcmc.dynamics.skew import checked_mass
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC, part
-from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
+from numpyro_sgmcmc.utils.validation import checked_rate
 
 
 class SGHMC(SGMCMC):
@@ -77,10 +77,9 @@ class SGHMC(SGMCMC):
         skew: Any = None,
         **options: Unpack[KernelOptions],
     ):
-        step_size, inverse_mass = options.get("step_size"), checked_inverse_mass(inverse_mass_matrix)
-        dynamics = Underdamped(
-            checked_rate("friction", friction), inverse_mass, checked_skew(skew, inverse_mass, step_size)
-        )
+        step_size = options.get("step_size")
+        mass = checked_mass(inverse_mass_matrix, skew, step_size)
+        dynamics = Underdamped(checked_rate("friction", friction), *mass)
         if integrator is None:
             if step_size is None:
                 integrator = "BAGAB" if options.get("rows") is None else "BAOAB"

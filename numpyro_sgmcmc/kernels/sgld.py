@@ -3,10 +3,9 @@
 from typing import Any, Unpack
 
 from numpyro_sgmcmc.dynamics.overdamped import Overdamped
-from numpyro_sgmcmc.dynamics.skew import checked_skew
+from numpyro_sgmcmc.dynamics.skew import checked_mass
 from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
-from numpyro_sgmcmc.utils.validation import checked_inverse_mass
 
 
 class SGLD(SGMCMC):
@@ -60,6 +59,5 @@ class SGLD(SGMCMC):
         skew: Any = None,
         **options: Unpack[KernelOptions],
     ):
-        inverse_mass = checked_inverse_mass(inverse_mass_matrix)
-        dynamics = Overdamped(inverse_mass, checked_skew(skew, inverse_mass, options.get("step_size")))
+        dynamics = Overdamped(*checked_mass(inverse_mass_matrix, skew, options.get("step_size")))
         super().__init__(model, dynamics, integrator, **options)

@@ -3,11 +3,11 @@
 from typing import Any, Unpack
 
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
-from numpyro_sgmcmc.dynamics.skew import checked_skew
+from numpyro_sgmcmc.dynamics.skew import checked_mass
 from numpyro_sgmcmc.engine.options import KernelOptions
 from numpyro_sgmcmc.engine.parts import default_rows
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC, part
-from numpyro_sgmcmc.utils.validation import checked_inverse_mass, checked_rate
+from numpyro_sgmcmc.utils.validation import checked_rate
 
 
 class SGNHT(SGMCMC):
@@ -73,17 +73,12 @@ class SGNHT(SGMCMC):
         skew: Any = None,
         **options: Unpack[KernelOptions],
     ):
-        inverse_mass = checked_inverse_mass(inverse_mass_matrix)
-        dynamics = NoseHoover(
-            checked_rate("diffusion", diffusion),
-            inverse_mass,
-            checked_skew(skew, inverse_mass, options.get("step_size")),
-            self.elementwise,
-        )
+        step_size = options.get("step_size")
+        mass = checked_mass(inverse_mass_matrix, skew, step_size)
+        dynamics = NoseHoover(checked_rate("diffusion", diffusion), *mass, self.elementwise)
         if integrator is None:
             integrator = "ADBOBDA" if skew is None else "RADBOBDAR"
         if options.get("rows") is None:
-            step_size = options.get("step_size")
             options["rows"] = default_rows(True, step_size is None or getattr(step_size, "relative", False))
         super().__init__(model, dynamics, integrator, **options)
 
