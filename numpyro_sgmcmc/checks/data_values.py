@@ -25,17 +25,17 @@ from numpyro_sgmcmc.utils.compat import warn
 CHUNK = 2**22  # numbers that are looked at together
 
 
-def check_data(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
-    """All checks of the values of the data that need no start."""
+def check_data(potential: ModelPotential, values: Mapping[str, Any]) -> None:
+    """All checks of the :func:`known_values` of the data that need no start."""
     for check in (check_integers, check_codes, warn_of_values):
-        check(potential, model_args, model_kwargs)
+        check(potential, values)
 
 
-def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
+def check_integers(potential: ModelPotential, values: Mapping[str, Any]) -> None:
     """Raises a ValueError for integers of 64 bits in use that JAX, without ``jax_enable_x64``, would change."""
     structure = potential.structure
     used = {lookup.argument for lookup in structure.lookups} | {site.argument for site in structure.sites.values()}
-    for name, x in _values(model_args, model_kwargs).items():
+    for name, x in values.items():
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
         if name not in used or x.dtype.kind not in "iu" or dtype == x.dtype:
             continue
@@ -48,12 +48,11 @@ def check_integers(potential: ModelPotential, model_args: tuple, model_kwargs: M
             )
 
 
-def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
+def check_codes(potential: ModelPotential, values: Mapping[str, Any]) -> None:
     """
     Warns of negative codes among others, which JAX counts from the end. Raises a ValueError for codes that the indexed
     array does not have.
     """
-    values = _values(model_args, model_kwargs)
     for lookup in dict.fromkeys(potential.structure.lookups):
         codes = values.get(lookup.codes)
         if codes is None or not np.issubdtype(codes.dtype, np.integer) or not codes.size:
@@ -75,15 +74,14 @@ def check_codes(potential: ModelPotential, model_args: tuple, model_kwargs: Mapp
             )
 
 
-def warn_of_values(potential: ModelPotential, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> None:
+def warn_of_values(potential: ModelPotential, values: Mapping[str, Any]) -> None:
     """
     Warns of observed values outside the support of their distribution: its density has no meaning there, but is often a
     number. NaN is left to :func:`check_finite`. Supports of vectors are not looked at, because a simplex has rounding
     errors.
     """
-    arguments = _values(model_args, model_kwargs)
     for name, site in potential.structure.sites.items():
-        x = arguments.get(site.argument)
+        x = values.get(site.argument)
         if x is None or site.support is None or site.support.event_dim or site.support is constraints.real:
             continue
         with jax.ensure_compile_time_eval():
@@ -98,18 +96,13 @@ def warn_of_values(potential: ModelPotential, model_args: tuple, model_kwargs: M
 
 
 def check_finite(
-    on_potential: Callable,
-    potential: ModelPotential,
-    z: Sites,
-    rng_key: jax.Array,
-    model_args: tuple,
-    model_kwargs: Mapping[str, Any] | None,
+    on_potential: Callable, potential: ModelPotential, z: Sites, rng_key: jax.Array, values: Mapping[str, Any]
 ) -> None:
     """
     Raises a ValueError for a row whose energy or gradient is not finite, at a ``z`` where other rows are. Values that
     are not finite are allowed otherwise, as a bound at infinity.
     """
-    for argument, x in _values(model_args, model_kwargs).items():
+    for argument, x in values.items():
         plate = next((name for name, plate in potential.plates.items() if x.shape[:1] == (plate.size,)), None)
         if plate is None or not jnp.issubdtype(x.dtype, jnp.floating):
             continue
@@ -135,7 +128,7 @@ def _energies_and_gradient(potential, z, rows, rng_key):
     return potential.by_site(z, rows, rng_key), trees.all_finite(gradient)
 
 
-def _values(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def known_values(model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Name -> argument, for arrays of numbers whose values are known."""
     return {
         name: leaf

@@ -14,7 +14,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.checks.before_start import check_before_start, warn_before_run, warn_of_local_moves
-from numpyro_sgmcmc.checks.data_values import check_data, check_finite
+from numpyro_sgmcmc.checks.data_values import check_data, check_finite, known_values
 from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
 from numpyro_sgmcmc.data.arrays import fingerprint
 from numpyro_sgmcmc.engine.chain import Chain
@@ -41,7 +41,8 @@ def new_state(
     potential = kernel.potential(*arguments)
     chain = kernel.chain_for(potential)
     check_before_start(type(kernel).__name__, chain, potential, rng_key, num_warmup, init_params)
-    check_data(potential, *arguments)
+    values = known_values(*arguments)
+    check_data(potential, values)
     on_potential = partial(kernel.compiled, model_args=model_args, model_kwargs=model_kwargs)
     for_run = kernel.replace(chain=kernel.chain.for_run(potential, rng_key, on_potential))
     search = for_run.chain.announced(potential)
@@ -59,7 +60,7 @@ def new_state(
         logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
     if not mapped:
         z, key, energies, exchanged = first
-        check_finite(on_potential, potential, z, key, *arguments)
+        check_finite(on_potential, potential, z, key, values)
         check_energies(energies)
         check_single_rows(exchanged)
         kernel.check_start(on_potential, z, state)

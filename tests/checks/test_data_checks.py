@@ -13,7 +13,7 @@ from numpyro.infer import MCMC
 import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD
-from numpyro_sgmcmc.checks.data_values import _rows_that_are_not_finite, warn_of_values
+from numpyro_sgmcmc.checks.data_values import _rows_that_are_not_finite, known_values, warn_of_values
 
 N = 300
 rng = np.random.default_rng(0)
@@ -293,7 +293,7 @@ def test_values_outside_the_support(law, values, wrong, array, monkeypatch):
     potential = SGLD(model, step_size=1e-3, batch_size=20).potential((array(values),), {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_values(potential, (array(values),), {})
+        warn_of_values(potential, known_values((array(values),), {}))
     assert len(caught) == (wrong > 0)
     if wrong:
         assert "site 'y' observes values of argument 1 that are outside" in str(caught[0].message)
