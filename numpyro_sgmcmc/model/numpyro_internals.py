@@ -8,23 +8,11 @@ from typing import Any
 
 import jax
 import numpyro
-from numpyro.contrib.control_flow.scan import scan_wrapper  # distinguishes `scan` from `cond` among the messages
-from numpyro.contrib.module import ParamShape  # replaces a parameter that random_*_module gives a prior
-from numpyro.infer.gibbs import GIBBS_SITES_KWARG  # keyword argument with the values of the other Gibbs blocks
-from numpyro.infer.util import find_valid_initial_params  # NumPyro's search for a start, with every init strategy
+from numpyro.contrib.control_flow.scan import scan_wrapper as scan_wrapper  # tells `scan` from `cond` in messages
+from numpyro.contrib.module import ParamShape as ParamShape  # replaces a parameter that random_*_module gives a prior
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG as GIBBS_SITES_KWARG  # argument: values of the other Gibbs blocks
+from numpyro.infer.util import find_valid_initial_params as find_valid_initial_params  # a start, by any init strategy
 from numpyro.primitives import _PYRO_STACK  # the handlers around a statement: a `subsample` does not know its plates
-
-__all__ = [
-    "GIBBS_SITES_KWARG",
-    "SCAN_INDEX",
-    "ParamShape",
-    "find_valid_initial_params",
-    "handlers_around",
-    "put_run",
-    "rows_of",
-    "sample_code",
-    "scan_wrapper",
-]
 
 SCAN_INDEX = "_scan_current_index"  # in site["infer"] inside a `scan`: the step, if a value is given for all steps
 
