@@ -176,15 +176,7 @@ class SCIR(SGMCMC):
         dynamics = CoxIngersollRoss(checked_rates("rate", rate), checked_rates("counts", counts))
         super().__init__(model, dynamics, "exact", **options)
 
-    def init(
-        self,
-        rng_key: jax.Array,
-        num_warmup: int,
-        init_params: Sites | None,
-        model_args: tuple,
-        model_kwargs: Mapping[str, Any] | None,
-    ) -> SGMCMCState:
-        potential = self.potential(model_args, model_kwargs)
+    def check_model(self, potential: ModelPotential) -> None:
         supports = supports_of_sites(potential)
         other = [name for name, support in supports.items() if support == "other"]
         if other:
@@ -196,7 +188,6 @@ class SCIR(SGMCMC):
         totals = {name: s for name, s in potential.prototype.items() if supports[name] == "simplex"}
         totals = {name: jax.ShapeDtypeStruct(s.shape[:-1], s.dtype) for name, s in totals.items()}
         check_sites("counts", self.dynamics.divided, totals, scalars=True)
-        return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
     def check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
         here, there = on_potential(partial(_counts_at_two_places, self.dynamics))(z)

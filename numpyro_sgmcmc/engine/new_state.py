@@ -1,7 +1,4 @@
-"""
-The state of a new run, after all checks: first those of options and arguments, then those of the data, at last those
-that need a start.
-"""
+"""The state of a new run, after all checks: of options and arguments, of the data, at last those that need a start."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -39,6 +36,7 @@ def new_state(
     """What :meth:`~numpyro_sgmcmc.SGMCMC.init` returns. ``kernel``: an :class:`~numpyro_sgmcmc.SGMCMC`."""
     arguments = model_args, model_kwargs
     potential = kernel.potential(*arguments)
+    kernel.check_model(potential)
     chain = kernel.chain_for(potential)
     check_before_start(type(kernel).__name__, chain, potential, rng_key, num_warmup, init_params)
     values = known_values(*arguments)

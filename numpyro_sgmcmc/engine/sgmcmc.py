@@ -213,6 +213,9 @@ class SGMCMC(MCMCKernel):
         """
         return new_state(self, keys_of_chains(rng_key), num_warmup, init_params, model_args, model_kwargs)
 
+    def check_model(self, potential: ModelPotential) -> None:
+        """Raises a ValueError for a model that this kernel cannot sample."""
+
     def check_start(self, on_potential: Callable, z: Sites, state: SGMCMCState) -> None:
         """Checks that need the values at the start, for a dynamics that is ``Checked``. ``z``: of the first chain."""
         if isinstance(self.dynamics, Checked):
