@@ -57,11 +57,10 @@ def corrected(
     (:func:`~numpyro_sgmcmc.score_linearity`). A smaller step size is the better remedy.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it is not changed.
-    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param model_args, model_kwargs: arguments of the model; none: those of ``mcmc.run``.
     :param str covariance: ``"posterior"``, or ``"sandwich"`` for a misspecified model, which needs exactly one
         minibatched plate.
     :param int max_draws: draws from which the map is estimated, over all chains; all draws are mapped.
-    :param model_kwargs: keyword arguments of the model.
     :return: a mapping from sites to draws; ``.done`` describes the correction.
     :raises ValueError: if there was no run yet, the data are not those of the run, the step size changes or is not
         stable, or there are too few draws for a sandwich.

@@ -32,10 +32,9 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
     Held-out :math:`R^2` of a linear fit to the score: whether control variates and a fixed mass can be trusted.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param model_args, model_kwargs: arguments of the model; none: those of ``mcmc.run``.
     :param int max_draws: maximal number of draws that are used, over all chains; with two minibatches each, or all rows
         if these are few.
-    :param model_kwargs: keyword arguments of the model.
     :return: a mapping from each site to a dict with ``value``, the smallest :math:`R^2` of its coordinates, ``r2``,
         that of each coordinate, and a ``verdict``.
     :raises ValueError: if there was no run yet, or there are fewer than four draws per coordinate.

@@ -88,13 +88,12 @@ def couple(
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it is not changed.
     :param rng_key: random key.
-    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param model_args, model_kwargs: arguments of the model; none: those of ``mcmc.run``.
     :param gradient: gradient of the partner: ``"full"``, all rows at every step; ``"control"``, a control variate at
         the mean of the draws, which has a little noise. None: ``"full"`` for at most 2000 rows, and for kernels with an
         estimator other than ``Minibatch()``.
     :param num_samples: draws of each pair; None: as many as the run has kept.
     :param num_warmup: warm-up draws before these, in which the partners converge; None: a quarter of ``num_samples``.
-    :param model_kwargs: keyword arguments of the model.
     :return: a mapping from sites to dicts with ``bound`` and ``lower`` of each coordinate, in sds; ``.bound`` has them
         by site, ``.joint`` is the bound for all coordinates together, in the units of z.
     :raises ValueError: if there was no run yet, the data are not those of the run, there are no minibatches, or fewer

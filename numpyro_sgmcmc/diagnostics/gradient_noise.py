@@ -47,10 +47,9 @@ def gradient_noise(
     :param kernel: the kernel, with the estimator in question.
     :param state: a state of that kernel, of one chain or several, for example ``mcmc.last_state``. To compare
         estimators at one position, start each with ``kernel.init(rng_key, 0, z, model_args, model_kwargs)``.
-    :param model_args: arguments of the model.
+    :param model_args, model_kwargs: arguments of the model.
     :param int num_batches: number of minibatches; the relative error of the variance is about
         ``sqrt(2 / num_batches)``.
-    :param model_kwargs: keyword arguments of the model.
     :return: variance and inflation, with chains along the first axis if the state has several.
 
     **Example**

@@ -61,9 +61,7 @@ def predict(
     :param args: arguments of the model: data to predict, with observations for their density, or without.
     :param function: a function of one draw, a dict of constrained values, that returns any pytree of arrays.
     :param so_far: the result of earlier calls for other draws and the same data.
-    :param model_args: arguments of the model, instead of ``args``.
-    :param model_kwargs: keyword arguments of the model; those named like one of this function can only be given here.
-    :param kwargs: more keyword arguments of the model.
+    :param model_args, model_kwargs, kwargs: as for :func:`~numpyro_sgmcmc.find_mode`.
     :raises TypeError: if ``draws`` is neither of these.
     :raises ValueError: for a run without draws; ``so_far`` of other data; a model that does not index its data by the
         rows of its plate.

@@ -50,9 +50,8 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
     draw.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param model_args, model_kwargs: arguments of the model; none: those of ``mcmc.run``.
     :param int max_draws: maximal number of draws that are used, over all chains.
-    :param model_kwargs: keyword arguments of the model.
     :return: a mapping with the line ``"ksd"``: ``value``, the root of :math:`\mathrm{KSD}^2 / d`, or 0 if that is
         negative; ``squared``, :math:`\mathrm{KSD}^2 / d`, and its ``error``.
     :raises ValueError: if there was no run yet.

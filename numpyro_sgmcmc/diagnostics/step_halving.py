@@ -57,11 +57,10 @@ def step_halving(
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package; it is not changed.
     :param rng_key: random key.
-    :param model_args: arguments of the model; none: those of ``mcmc.run``.
+    :param model_args, model_kwargs: arguments of the model; none: those of ``mcmc.run``.
     :param str vary: ``"step_size"``, or ``"batch_size"``: continue with n and 2 n rows.
     :param num_samples: draws of each chain in each of the two runs; None: as many as the run has kept.
     :param num_warmup: additional draws, left out at the start of both runs; None: a quarter of ``num_samples``.
-    :param model_kwargs: keyword arguments of the model.
     :return: a mapping from each site to a dict of arrays of its unconstrained shape: ``mean_change``, ``sd_change`` (in
         sds), ``mean_error``, ``sd_error`` (their standard errors), ``mean``, ``sd`` (at h), ``extrapolated_mean``,
         ``extrapolated_sd``, and ``bias`` and ``verdict`` of the worst of them.

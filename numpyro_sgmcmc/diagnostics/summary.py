@@ -46,12 +46,11 @@ def summary(
     minibatch noise and by the step size. This takes one pass over the data and two minibatches per draw.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model, as given to ``mcmc.run``. Without them only the fields that the run has
-        kept are checked.
+    :param model_args, model_kwargs: arguments of the model, as given to ``mcmc.run``. Without them only the fields
+        that the run has kept are checked.
     :param int max_draws: draws at which gradients are evaluated, over all chains, evenly thinned; fewer, but at least
         400, if these would be more than 2**25 numbers.
     :param seconds: duration of the run, to report gradient evaluations per second; NumPyro does not record it.
-    :param model_kwargs: keyword arguments of the model.
     :return: a mapping from the name of a line to a dict with ``value``, ``bound``, ``verdict``, ``advice`` and more;
         ``.verdict`` is ``"right"``, ``"doubtful"`` or ``"wrong"``, or ``"unchecked"`` if nothing is wrong, but the run
         is too short; ``str()`` says in short what is wrong or doubtful and which errors would have been found, and

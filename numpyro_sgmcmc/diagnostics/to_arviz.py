@@ -37,8 +37,8 @@ def to_arviz(
     ``verdicts``; all but the verdict as JSON.
 
     :param mcmc: an :class:`~numpyro.infer.MCMC` that has run a kernel of this package.
-    :param model_args: arguments of the model, for a summary with the data; none: the verdict uses only the fields that
-        the run has kept.
+    :param model_args, model_kwargs: arguments of the model, for a summary with the data; none: the verdict uses only
+        the fields that the run has kept.
     :param log_likelihood: True: the log-likelihood of all rows, evaluated in chunks, ``chains * draws * N`` numbers. An
         integer k: that of k rows, drawn without replacement, whose numbers are the coordinate of the plate. ``az.loo``
         of k of N rows times N / k estimates that of all rows; ``az.loo_subsample`` needs the log-likelihood of all
@@ -46,7 +46,6 @@ def to_arviz(
     :param correction: draws of :func:`~numpyro_sgmcmc.corrected`, instead of those of the run. The attribute
         ``correction`` describes them.
     :param int seed: seed for the choice of rows.
-    :param model_kwargs: keyword arguments of the model.
     :raises ValueError: if there was no run yet, or the log-likelihood of more rows than there are is requested.
 
     **Example**
