@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
 from numpyro_sgmcmc.types import Potential, Rows, Sites
 from numpyro_sgmcmc.utils import noise
+from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
 REACH = 3.0  # standard deviations from the centre up to which the term grows
 EXACT = 1e-3  # maximal relative error of the product with a random vector: an arrow may lack what couples two groups
@@ -60,7 +61,7 @@ class Hessian:
 
         def products(potential, z, rows, rng_key):
             gradient = jax.grad(lambda z: potential.estimate(z, rows, rng_key))
-            along = lambda v: ravel_pytree(jax.jvp(gradient, (z,), (unravel(v),))[1])[0]  # noqa: E731
+            along = lambda v: ravel_pytree(gradient_and_product(gradient, z, unravel(v))[1])[0]  # noqa: E731
             return jax.vmap(along)(vectors)
 
         found = over_all_rows(potential, products, z, key_model, total=vectors)
@@ -105,7 +106,7 @@ def expansion(
         # any function of z will do: far away the term would add more noise than it takes away
         flat = jnp.clip(flat, -REACH * hessian.width, REACH * hessian.width)
         away = unravel(flat)
-        return add(*jax.jvp(gradient_of_rows, (center,), (away,))), add(gradient, unravel(hessian.times(flat)))
+        return add(*gradient_and_product(gradient_of_rows, center, away)), add(gradient, unravel(hessian.times(flat)))
 
     return lax.cond(hessian.used, second, first)
 

@@ -31,6 +31,7 @@ from numpyro_sgmcmc.potential.centred import centred_potential, forms, sites_to_
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of
 from numpyro_sgmcmc.types import Sites
+from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
 ROUNDS = 2
 PROBES = 4  # random signs, which separate the elements that share rows
@@ -51,7 +52,7 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
 
         def diagonal(key):
             signs = random.rademacher(key, sites[name].shape, sites[name].dtype)
-            return signs * jax.jvp(slope, (a[name],), (signs,))[1]
+            return signs * gradient_and_product(slope, a[name], signs)[1]
 
         return jax.vmap(diagonal)(random.split(key_signs, PROBES)).mean(0)
 

@@ -21,6 +21,7 @@ from numpyro_sgmcmc.model.structure import Site
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.coordinates import unraveler
 from numpyro_sgmcmc.utils import noise
+from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
 FROM = 100  # coordinates; with fewer, a full matrix is cheap
 FEWEST, LARGEST = 20, 8  # groups, and coordinates of a group
@@ -162,8 +163,8 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     def products(key):
         signs = random.rademacher(key, (groups, 1), z.dtype)
         v = layout.merge(jnp.zeros(layout.size), [signs * along])
-        of_parts = jax.jvp(jax.jacrev(prior_and_data), (z,), (v,))[1]
-        return jax.vmap(lambda x: (signs * layout.split(x)[1][0]).ravel())(of_parts)
+        of_part = lambda k: gradient_and_product(jax.grad(lambda z: prior_and_data(z)[k]), z, v)[1]  # noqa: E731
+        return jnp.stack([(signs * layout.split(of_part(k))[1][0]).ravel() for k in (0, 1)])
 
     first, second = lax.map(products, random.split(key_signs))
     change, size = jnp.linalg.norm(first - second, axis=1), jnp.linalg.norm(first + second, axis=1) / 2

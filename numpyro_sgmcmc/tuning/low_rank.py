@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.tuning.coordinates import LowRank
 from numpyro_sgmcmc.utils import noise
+from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
 VECTORS = 8  # eigenvectors at each end of the spectrum
 ITERATIONS = 20
@@ -50,7 +51,7 @@ def wide_law(
 
         def of_part(k, total):
             gradient = jax.grad(energy(k))
-            times = jax.vmap(lambda v: jax.jvp(gradient, (center,), (v,))[1], 1, 1)
+            times = jax.vmap(lambda v: gradient_and_product(gradient, center, v)[1], 1, 1)
             return total + times(width[:, None] * vectors)
 
         return width[:, None] * lax.fori_loop(0, parts, of_part, jnp.zeros_like(vectors)) / parts

@@ -20,6 +20,7 @@ from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.start import falling_adam, minimise, with_given
 from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.curvature import gradient_and_product
 from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
 
 FIRST, LAST = 0.1, 1e-6  # Adam's step size, in units of a coordinate, which are 1 at first
@@ -193,7 +194,7 @@ def _distance(potential: Potential, z: Sites, rng_key: jax.Array) -> jax.Array:
 
     def product(v):
         def of_rows(potential, z, rows, key):
-            return jax.jvp(lambda z: jax.grad(potential.estimate)(z, rows, key), (z,), (v,))[1]
+            return gradient_and_product(lambda z: jax.grad(potential.estimate)(z, rows, key), z, v)[1]
 
         return over_all_rows(potential, of_rows, z, rng_key)
 

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
 PAIRS = 16  # antithetic pairs of draws
 LOOKS = 60  # maximal number of looks at the bound
@@ -97,7 +98,7 @@ def normal_law(
         def add(k, total):
             z = law.to_z(jnp.where(k % 2 == 0, 1, -1) * draws[k // 2 % pairs])
             gradient = jax.grad(energy(k % parts))
-            times = lambda x: law.pull_back(jax.jvp(gradient, (z,), (law.times(x),))[1])  # noqa: E731
+            times = lambda x: law.pull_back(gradient_and_product(gradient, z, law.times(x))[1])  # noqa: E731
             return total + lax.map(jax.vmap(times), padded).reshape(-1, d)[: len(along)]
 
         return law.hessian(lax.fori_loop(0, many, add, jnp.zeros_like(along)) / many, along)

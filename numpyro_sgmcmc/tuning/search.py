@@ -27,6 +27,7 @@ from numpyro_sgmcmc.tuning.newton import PAIRS, normal_law
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of, with_gradient
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
+from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
 PART = 1000  # rows per part of the data, at least one per group
 FIRST = 20  # rows per coordinate with which the search starts
@@ -152,7 +153,7 @@ def largest_curvature(
 
     def times(_, carry):
         v = carry[0]
-        of_part = lambda k, total: total + jax.jvp(jax.grad(energy(k)), (law.center,), (law.times(v),))[1]  # noqa: E731
+        of_part = lambda k, total: total + gradient_and_product(jax.grad(energy(k)), law.center, law.times(v))[1]  # noqa: E731
         w = law.pull_back(lax.fori_loop(0, parts, of_part, jnp.zeros_like(v)) / parts)
         size = jnp.linalg.norm(w)
         return w / jnp.maximum(size, 1e-30), size
