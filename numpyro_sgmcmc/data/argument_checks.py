@@ -1,6 +1,8 @@
 """Arguments of a model that are no arrays of numbers, and what to pass instead."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
+import inspect
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ _WHOLE_DATA = (
     "data, as arrays: np.concatenate(list(x)) for batches of them. What does not fit in memory stays on disk: "
     "OnDisk(x), for a file or a list of blocks of rows."
 )
+NUMBERS = int, float, str, np.generic
+TABLES = "pandas", "polars"
 SPARSE_ROWS = (
     "Pass BCOO.fromdense(X, n_batch=1), which holds the elements of each row apart, or two arrays with the values and "
     "the columns of the elements of each row, filled up with zeros, for (values[rows] * w[columns[rows]]).sum(1); "
@@ -21,11 +25,26 @@ SPARSE_ROWS = (
 
 def sparse_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
     """Names of the arguments that are sparse matrices of JAX, without a batch axis of rows."""
-    return [
-        name
-        for name, arg in _named(args, kwargs)
-        if isinstance(arg, BCSR) or (isinstance(arg, BCOO) and not arg.n_batch)
-    ]
+    return [name for name, arg in _named(args, kwargs) if _is_sparse(arg)]
+
+
+def closed_over_sparse(model: Any) -> list[tuple[str, Any]]:
+    """Names and values of such matrices that a model closes over."""
+    outside: dict[str, Any] = {}
+    while not inspect.isfunction(model):
+        if isinstance(model, partial):
+            outside |= dict(_named(model.args, model.keywords))
+        model = getattr(model, "func", getattr(model, "fn", None))  # of a partial, or a handler of NumPyro
+        if model is None:
+            break
+    else:
+        found = inspect.getclosurevars(model)
+        outside |= {**found.globals, **found.nonlocals}
+    return [(name, x) for name, x in outside.items() if _is_sparse(x)]
+
+
+def _is_sparse(x: Any) -> bool:
+    return isinstance(x, BCSR) or (isinstance(x, BCOO) and not x.n_batch)
 
 
 def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -57,9 +76,8 @@ def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, Any] | No
     for name, arg in _named(args, kwargs):
         if isinstance(arg, np.ndarray) and arg.dtype.kind not in "biufc":
             return f"{name} is an array of dtype {arg.dtype}", arg
-        numbers = int, float, str, np.generic
-        plain = isinstance(arg, (list, tuple)) and any(isinstance(x, numbers) for x in jax.tree.leaves(arg))
-        if plain or _home(arg) in ("pandas", "polars", "scipy"):
+        plain = isinstance(arg, (list, tuple)) and any(isinstance(x, NUMBERS) for x in jax.tree.leaves(arg))
+        if plain or _home(arg) in (*TABLES, "scipy"):
             return f"{name} is a {type(arg).__name__}", arg
     return None
 
@@ -83,19 +101,35 @@ def _home(arg: Any) -> str:
 
 
 def _batches(args: tuple, kwargs: Mapping[str, Any], failure: str) -> str:
-    """The first argument of which a failure speaks by its type, and which is a list of arrays, or a loader."""
+    """The first argument that is a list of batches, or a loader, and the likely cause of a failure."""
     for name, arg in _named(args, kwargs):
-        kind = type(arg).__name__
-        of_a_list = isinstance(arg, list) and "scalar index" in failure  # the failure of x[rows] for a list
-        if kind not in failure and not of_a_list:
-            continue
-        if isinstance(arg, list) and arg and all(hasattr(x, "shape") and np.ndim(x) for x in jax.tree.leaves(arg)):
-            return f"{name} is a list of {len(arg)} batches"
-        if hasattr(arg, "__iter__") and not isinstance(arg, (list, tuple, Mapping, str)) and not hasattr(arg, "shape"):
-            return f"{name} is a {kind}"
+        leaves = jax.tree.leaves(arg) if isinstance(arg, list) else []
+        if leaves and all(hasattr(x, "shape") and np.ndim(x) for x in leaves):
+            # the failures of x[rows] for a list, and of `X, y = data` for one of pairs
+            if "scalar index" in failure or "unpack" in failure or "list" in failure:
+                return f"{name} is a list of {len(arg)} batches"
+        usual = hasattr(arg, "shape") or _home(arg) in ("builtins", *TABLES)
+        if not usual and (hasattr(arg, "__iter__") or hasattr(arg, "__getitem__")):
+            return f"{name} is a {type(arg).__name__}"
     return ""
 
 
 def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f"argument {k}", arg) for k, arg in enumerate(args, 1))
-    yield from ((f"{name}=", arg) for name, arg in kwargs.items())
+    """The arguments, and the elements of those that are mappings or tuples, with their names."""
+    for k, arg in enumerate(args, 1):
+        yield from _elements(f"argument {k}", arg)
+    for name, arg in kwargs.items():
+        yield from _elements(f"{name}=", arg)
+
+
+def _elements(name: str, arg: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(arg, (Mapping, tuple)) and not _of_numbers(arg):
+        for key, element in arg.items() if isinstance(arg, Mapping) else enumerate(arg):
+            yield from _elements(f"{name}[{key!r}]", element)
+    else:
+        yield name, arg
+
+
+def _of_numbers(arg: Any) -> bool:
+    """Whether a list or tuple has numbers or strings, or lists of them."""
+    return isinstance(arg, (list, tuple)) and any(isinstance(x, NUMBERS) for x in arg)

@@ -57,17 +57,17 @@ def new_state(
     if search:
         logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
     if not mapped:
-        z, key, energies, exchanged = first
+        z, key, energies, gradient, exchanged = first
         check_finite(on_potential, potential, z, key, values)
-        check_energies(energies)
+        check_energies(energies, gradient)
         check_single_rows(exchanged)
         kernel.check_start(on_potential, z, state)
         warn_of_local_moves(on_potential, potential, kernel.sampled_model, z, key)
     elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
         # in a map over chains the start has no values; another start, made here, has
         with jax.ensure_compile_time_eval():
-            energies, exchanged = on_potential(partial(energies_of_a_start, kernel.chain))(random.key(0))
-            check_energies(energies)
+            energies, gradient, exchanged = on_potential(partial(energies_of_a_start, kernel.chain))(random.key(0))
+            check_energies(energies, gradient)
             check_single_rows(exchanged)
     warn_before_run(potential, chain.rows)
     return state
@@ -80,16 +80,25 @@ def fingerprint_of_data(model_args: tuple, model_kwargs: Mapping[str, Any] | Non
 
 
 def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, mapped: bool) -> tuple:
-    """For the checks of a start: a position and a key of the first chain, the energies, and those of exchanged rows."""
+    """
+    For the checks of a start: a position and a key of the first chain, the energies, the gradient, and the energies of
+    exchanged rows.
+    """
     z, key = state.z, state.rng_key
     if jnp.ndim(state.i):
         z, key = jax.tree.map(lambda x: x[0], (z, key))
     key = derive_key(key, Stream.PROBE)
-    return z, key, energies, {} if mapped else exchanged_energies(potential, z, key)
+    return z, key, energies, *(({}, {}) if mapped else _looked_at(potential, z, key))
 
 
-def energies_of_a_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[dict, dict]:
-    """The energies of the sites, and those of exchanged rows, at a start that this key gives."""
+def _looked_at(potential: ModelPotential, z: Sites, key: jax.Array) -> tuple[Sites, dict]:
+    in_memory = not (potential.sources or potential.sharded)
+    gradient = jax.grad(potential.estimate)(z, potential.some_rows(), key) if in_memory else {}
+    return gradient, exchanged_energies(potential, z, key)
+
+
+def energies_of_a_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[dict, Sites, dict]:
+    """The energies of the sites, the gradient, and the energies of exchanged rows at a start that this key gives."""
     rows = potential.some_rows()
     z = chain.start(potential, rng_key, rows, None)
-    return potential.by_site(z, rows, rng_key), exchanged_energies(potential, z, rng_key)
+    return potential.by_site(z, rows, rng_key), *_looked_at(potential, z, rng_key)

@@ -6,7 +6,7 @@ it must have one log density per row.
 from collections.abc import Mapping
 from typing import Any
 
-from numpyro_sgmcmc.data.argument_checks import SPARSE_ROWS, sparse_arguments
+from numpyro_sgmcmc.data.argument_checks import SPARSE_ROWS, closed_over_sparse, sparse_arguments
 from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.model.structure import Site, Structure, has_rows
 from numpyro_sgmcmc.types import Plate
@@ -39,15 +39,29 @@ def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
             )
 
 
-def check_sparse(cut: Structure, plates: Mapping[str, Plate], args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """Raises a ValueError for a sparse matrix of which each row of a minibatch is looked up among all its elements."""
-    for name in sparse_arguments(args, kwargs):
-        for use in cut.whole:
-            if use.argument.startswith(name) and use.depends & plates.keys():
-                raise ValueError(
-                    f"{name} is a sparse matrix of JAX whose rows are not apart, so every row of a minibatch would be "
-                    f"looked for among all of its elements. {SPARSE_ROWS}"
-                )
+class SparseRows(ValueError):
+    """A model looks for rows among all elements of a sparse matrix."""
+
+
+def check_sparse(
+    model: Any, cut: Structure, plates: Mapping[str, Plate], args: tuple, kwargs: Mapping[str, Any]
+) -> None:
+    """Raises an error for a sparse matrix of which each row of a minibatch is looked up among all its elements."""
+    names = [
+        name
+        for name in sparse_arguments(args, kwargs)
+        if any(use.argument.startswith(name) and use.depends & plates.keys() for use in cut.whole)
+    ]
+    names += [
+        f"{name}, over which the model closes,"
+        for name, matrix in closed_over_sparse(model)
+        if any(cut.largest >= plate.batch_size * matrix.nse for plate in plates.values())
+    ]
+    if names:
+        raise SparseRows(
+            f"{names[0]} is a sparse matrix of JAX whose rows are not apart, so every row of a minibatch would be "
+            f"looked for among all of its elements. {SPARSE_ROWS}"
+        )
 
 
 def check_observations(structure: Structure) -> None:

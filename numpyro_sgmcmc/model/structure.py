@@ -23,6 +23,7 @@ from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
 from numpyro_sgmcmc.model.numpyro_internals import ParamShape, sample_code
 from numpyro_sgmcmc.types import Rows
 from numpyro_sgmcmc.utils.compat import local_in_failing_frame
+from numpyro_sgmcmc.utils.memory import largest_array
 
 
 class Site(NamedTuple):
@@ -59,6 +60,7 @@ class Structure(NamedTuple):
     lookups: tuple[Lookup, ...]  # arrays indexed by the rows of a plate, or by data
     whole: tuple[Use, ...]  # arrays of data that are used without an index
     unequal: Mapping[str, tuple[int, int]]  # plates that are declared twice, with these sizes
+    largest: int  # numbers of the largest array
 
     @property
     def latents(self) -> dict[str, Site]:
@@ -146,6 +148,7 @@ def outline(
         lookups=tuple(lookups),
         whole=tuple(whole),
         unequal=chosen.unequal,
+        largest=largest_array(closed.jaxpr),
     )
 
 

@@ -60,6 +60,8 @@ def checked_structure(
         if ours and not declared:
             try:
                 return checked_structure(model, args, kwargs, ours, transforms)
+            except row_checks.SparseRows:
+                raise  # all rows would take the square of their memory
             except ValueError:
                 pass  # the user has not asked for minibatches, so a model that cannot be cut uses all rows
     sizes = batch_sizes(whole, batch_size, gibbs_sites)
@@ -121,7 +123,7 @@ def _cut(
             f"rows. Every array with a row for each element of the plate must be indexed by it: {row_checks.INDEXED}. "
             f"{hint}The failure was: {type(error).__name__}: {error}"
         ) from error
-    row_checks.check_sparse(cut, plates, args, kwargs)
+    row_checks.check_sparse(model, cut, plates, args, kwargs)
     row_checks.check_rows(cut, plates)
     return cut
 
@@ -152,6 +154,8 @@ def _outline_of_all_rows(outline_of: Outline, args: tuple, kwargs: Mapping[str, 
         by_row = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, RowArray)]
         if by_row and "__jax_array__" in str(error):  # under jit JAX refuses it before it calls __jax_array__
             raise asks_for_all(*by_row) from error
+        if not isinstance(error, SiteError):
+            check_arrays(args, kwargs, error)
         raise
     except (TypeError, AttributeError, IndexError, NotImplementedError) as error:
         check_arrays(args, kwargs, error)

@@ -1,5 +1,6 @@
 """The available memory, and the memory that a computation needs."""
 
+import itertools
 import logging
 import math
 import os
@@ -63,6 +64,13 @@ def peak(jaxpr: Jaxpr) -> int:
         alive |= made
         alive = {v: size for v, size in alive.items() if last_use.get(v, k) > k}
     return most
+
+
+def largest_array(jaxpr: Jaxpr) -> int:
+    """The numbers of the largest array that an equation makes."""
+    made = (math.prod(getattr(v.aval, "shape", ())) for eqn in jaxpr.eqns for v in eqn.outvars)
+    inside = (largest_array(body) for eqn in jaxpr.eqns for body in bodies(eqn))
+    return max(itertools.chain(made, inside), default=0)
 
 
 def _bytes(aval: Any) -> int:

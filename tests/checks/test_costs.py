@@ -1,5 +1,6 @@
 """A step costs as much as its minibatch: what would cost all rows is an error or a warning at the start."""
 
+from functools import partial
 import warnings
 
 from jax import random
@@ -7,10 +8,11 @@ from jax.experimental.sparse import BCOO, BCSR
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro import handlers
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_sgmcmc import SGLD
+from numpyro_sgmcmc import SGHMC, SGLD
 from numpyro_sgmcmc.checks import before_start
 
 N, P, B = 200, 5, 10
@@ -64,6 +66,32 @@ def test_a_sparse_matrix_whose_rows_are_not_apart(form, programs):
         SGLD(regression, step_size=1e-3, batch_size=B).init(random.key_data(random.key(0)), 0, None, (sparse, Y), {})
     assert len(programs) <= 1  # the key
     np.testing.assert_allclose(estimate(all_rows_first, sparse, Y), w, rtol=1e-5)  # all rows, in each step
+
+
+SPARSE = BCOO.fromdense(np.tile(X, (10, 1)))
+OF_SPARSE = np.tile(Y, 10)
+
+
+@pytest.mark.parametrize(
+    "model, data, named",
+    [
+        (regression, (SPARSE, OF_SPARSE), "argument 1"),
+        (lambda data: regression(*data), ((SPARSE, OF_SPARSE),), r"argument 1\[0\]"),
+        (lambda data: regression(data["X"], data["y"]), ({"X": SPARSE, "y": OF_SPARSE},), r"argument 1\['X'\]"),
+        (lambda y: regression(SPARSE, y), (OF_SPARSE,), "SPARSE, over which the model closes,"),
+        (handlers.seed(lambda y: regression(SPARSE, y), 0), (OF_SPARSE,), "SPARSE, over which the model closes,"),
+        (partial(regression, SPARSE), (OF_SPARSE,), "argument 1, over which the model closes,"),
+    ],
+    ids=["argument", "in a tuple", "in a dict", "closed over", "in a handler", "partial"],
+)
+def test_a_sparse_matrix_without_a_batch_size(model, data, named):
+    """Neither does the kernel fall back to all rows, which would take the square of their memory."""
+    with pytest.raises(ValueError, match=f"^{named} is a sparse"):
+        SGHMC(model).potential(data, {})
+
+
+def test_a_sparse_matrix_that_the_model_does_not_index():
+    SGHMC(lambda y: all_rows_first(SPARSE, y), batch_size=B).potential((OF_SPARSE,), {})
 
 
 def test_a_sparse_matrix_by_rows():

@@ -259,6 +259,16 @@ class Loader:
         return 2
 
 
+class Rows:
+    """A data set of single rows, as those of PyTorch."""
+
+    def __getitem__(self, row):
+        return Y[row], Y[row]
+
+    def __len__(self):
+        return N
+
+
 def sized(y):
     mu = numpyro.sample("mu", dist.Normal(0, 10))
     with numpyro.plate("N", len(y)) as rows:
@@ -279,6 +289,39 @@ def sized(y):
 def test_batches_in_place_of_the_data(data, what, model):
     with pytest.raises(ValueError, match=f"^argument 1 is {what}, .* pass the whole data, as arrays.*OnDisk"):
         start(model, data=data)
+
+
+def of_a_pair(data):
+    _, y = data
+    sized(y)
+
+
+@pytest.mark.parametrize(
+    "data, what",
+    [
+        ([(Y[:4], Y[:4])] * 3, "a list of 3 batches"),
+        (Loader(), "a Loader"),
+        (Rows(), "a Rows"),
+    ],
+    ids=["list of pairs", "loader", "data set"],
+)
+def test_batches_that_the_model_takes_apart(data, what):
+    with pytest.raises(ValueError, match=f"^argument 1 is {what}, .* pass the whole data, as arrays.*OnDisk"):
+        start(of_a_pair, data=data)
+
+
+@pytest.mark.parametrize(
+    "data, what",
+    [
+        ((Y.tolist(), Y.tolist()), r"argument 1\[0\] is a list, .* np.asarray"),
+        ((Y, Loader()), r"argument 1\[1\] is a Loader, .*OnDisk"),
+        ((Y, (part for part in (Y[:6], Y[6:]))), r"argument 1\[1\] is a generator, .*OnDisk"),
+    ],
+    ids=["lists", "loader", "generator"],
+)
+def test_data_in_a_tuple(data, what):
+    with pytest.raises(ValueError, match=f"^{what}"):
+        start(of_a_pair, data=data)
 
 
 def test_a_package_that_the_model_needs():
@@ -506,6 +549,21 @@ def test_data_that_are_not_finite_are_named_by_site():
 def test_a_prior_that_is_not_finite_is_named_by_site():
     with pytest.raises(ValueError, match="energy at the start is not finite at site 'mu'"):
         start(good, init_params={"mu": np.inf}, batch_size=None)
+
+
+def without_a_gradient(y):
+    """The derivative of the square root is infinite at 0; jnp.where multiplies it by 0."""
+    mu, tau = (numpyro.sample(name, dist.Normal(0, 1)) for name in ("mu", "tau"))
+    with numpyro.plate("N", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(tau + jnp.where(mu > 9, jnp.sqrt(0 * mu), 0), 1), obs=y[rows])
+
+
+@pytest.mark.parametrize("options", [{}, {"step_size": 1e-3, "init_strategy": init_to_value(values={"mu": 0.1})}])
+@pytest.mark.parametrize("chains", [1, 3])
+def test_a_gradient_that_is_not_finite_at_the_start(options, chains):
+    key = random.split(random.key(0), chains) if chains > 1 else random.key(0)
+    with pytest.raises(ValueError, match="^the gradient with respect to site 'mu' is not finite at the start"):
+        SGLD(without_a_gradient, **options).init(key, 20, None, (Y,), {})
 
 
 def run(kernel, data=Y, num_samples=60, **kwargs):
