@@ -27,6 +27,7 @@ from numpyro_sgmcmc.model.plates import (
 from numpyro_sgmcmc.model.structure import Structure, failing_site, outline
 from numpyro_sgmcmc.types import Plate
 
+IN_THE_PLATE = "{} around the model has values of all rows: use it in the plate, on x[rows]."
 Outline: TypeAlias = Callable[[Mapping[str, int]], Structure]
 """Plate -> number of rows to which it is cut -> the structure of the model."""
 
@@ -48,11 +49,12 @@ def checked_structure(
     """
     gibbs_sites = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
     outline_of = partial(outline, model, args, kwargs, transforms=transforms)
-    whole = _outline_of_all_rows(outline_of, args, kwargs)
+    whole = _outline_of_all_rows(outline_of, model, args, kwargs)
     if isinstance(model, drawn_locally):
         return _with_local_sites(model, args, kwargs, batch_size, outline_of, whole)
     row_checks.check_missing(whole)
     _check_latents(whole)
+    _check_handlers(model, whole)
     if batch_size == AUTOMATIC:
         batch_size = None
         declared = batch_sizes(whole, None, gibbs_sites)
@@ -115,9 +117,7 @@ def _cut(
     except Exception as error:
         site = failing_site(error)
         handler = of_all_rows(model, [plate.size for plate in plates.values()])
-        hint = (
-            f"{handler} around the model has values of all rows: use it in the plate, on x[rows]. " if handler else ""
-        )
+        hint = f"{IN_THE_PLATE.format(handler)} " if handler else ""
         raise ValueError(
             f"the model fails{f' at site {site!r}' if site else ''} when {_list(plates)} is cut to {_sizes(plates)} "
             f"rows. Every array with a row for each element of the plate must be indexed by it: {row_checks.INDEXED}. "
@@ -142,7 +142,7 @@ def _check_other_plates(outline_of: Outline, whole: Structure, plates: Mapping[s
     row_checks.check_lengths(indexed, {name: Plate(size, size) for name, size in others.items()})
 
 
-def _outline_of_all_rows(outline_of: Outline, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
+def _outline_of_all_rows(outline_of: Outline, model: Any, args: tuple, kwargs: Mapping[str, Any]) -> Structure:
     try:
         return outline_of({})
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
@@ -160,6 +160,8 @@ def _outline_of_all_rows(outline_of: Outline, args: tuple, kwargs: Mapping[str, 
     except (TypeError, AttributeError, IndexError, NotImplementedError) as error:
         check_arrays(args, kwargs, error)
         if not isinstance(error, jax.errors.TracerArrayConversionError):
+            if handler := of_all_rows(model):
+                error.add_note(IN_THE_PLATE.format(handler))
             raise
         raise NeedsValues(
             "the model passes a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
@@ -185,6 +187,18 @@ def _check_latents(structure: Structure) -> None:
             f"mutable site {structure.mutable[0]!r} (running statistics such as BatchNorm's) would never be updated, "
             "as a potential has no state. Use a layer without running statistics, for example LayerNorm."
         )
+
+
+def _check_handlers(model: Any, structure: Structure) -> None:
+    """Raises a ValueError for a handler with values of all rows that reaches latents outside of their plate."""
+    for name, site in structure.latents.items():
+        sizes = {size for plate, (size, _) in structure.plates.items() if plate not in site.plates}
+        sizes &= set(site.log_prob_shape)
+        if sizes and (handler := of_all_rows(model, sizes)):
+            raise ValueError(
+                f"latent site {name!r} is outside of the plate, so its density would be counted once for each row. "
+                f"{IN_THE_PLATE.format(handler)}"
+            )
 
 
 def _list(plates: Mapping[str, Plate]) -> str:

@@ -183,6 +183,24 @@ def test_a_handler_that_would_be_wrong(wrapped, args, message):
         energy(wrapped, *args)
 
 
+@pytest.mark.parametrize("wrapped", [handlers.scale(model, scale=W), handlers.mask(model, mask=X > 0)])
+def test_values_of_all_rows_around_latents_without_a_plate(wrapped):
+    """With all rows NumPyro counts the prior once for each row, without an error."""
+    with pytest.raises(ValueError, match="^latent site 'a' is outside of the plate.*use it in the plate, on x"):
+        potential(wrapped, X, Y, batch_size={})
+
+
+def test_an_error_under_a_handler_with_values_of_all_rows():
+    def of_vector(x, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(x)) as rows:
+            numpyro.sample("y", dist.Normal(jnp.stack([x, x], 1)[rows] @ w, 1), obs=y[rows])
+
+    with pytest.raises(TypeError) as caught:
+        potential(handlers.mask(of_vector, mask=X > 0), jnp.asarray(X), Y)
+    assert any("handlers.mask around the model has values of all rows" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.parametrize("n", [1, 4])
 def test_weights_that_are_not_indexed(n):
     def weighted(y, w):
