@@ -21,7 +21,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.engine.metropolis import passes, work
+from numpyro_sgmcmc.engine.metropolis import acceptance, passes, work
 from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.potential.potential import ModelPotential
@@ -116,6 +116,7 @@ class Chain:
             i=jnp.asarray(state.i, jnp.uint32),
             rows_state=state.rows_state._replace(t=jnp.asarray(state.rows_state.t, jnp.uint32)),
             diverging=jnp.zeros_like(state.diverging),
+            accept_prob=jax.tree.map(jnp.zeros_like, state.accept_prob),
             marks=marks._replace(data_changed=marks.data_changed | changed).packed(),
             rng_key=derive_key(state.rng_key, Stream.STEPS),
         )
@@ -150,10 +151,12 @@ class Chain:
         last_finite = trees.where(finite, old.z, state.last_finite) if self.integrator.evaluates_start else ()
         accepted = self.accepted(finite, old, new, h)
         energy, new_energy = state.potential_estimate, last.energy.astype(state.potential_estimate.dtype)
-        taken = accepted
+        taken, probabilities = accepted, state.accept_prob
         if metropolis:
             key = random.fold_in(key_model, 2**32 - 2)
-            taken &= passes(work(self.dynamics, old, new, around_noise[0], energy, new_energy), energy, key)
+            done = work(self.dynamics, old, new, around_noise[0], energy, new_energy)
+            taken &= passes(done, energy, key)
+            probabilities += jnp.where(accepted, acceptance(done, energy), 0)
         taken, new = self.with_falls(taken, finite & ~accepted, old, new, gradient)
         phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite)))
         i = state.i + 1
@@ -169,6 +172,7 @@ class Chain:
             potential_estimate=jnp.where(taken, new_energy, energy),
             diverging=state.diverging | ~accepted,
             refused=jnp.where(accepted | taken, self._still_refused(state), state.refused + 1),
+            accept_prob=probabilities,
         )
 
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
@@ -220,7 +224,9 @@ class Chain:
             for noise_free in self._noise_free(state.i - 1, RarelyChanging.unpacked(state.marks).wraps).values():
                 temperature = jnp.where(noise_free, jnp.nan, temperature)
         z = potential.in_variables_of(usual, self.position(potential, state))
-        return state._replace(z=z, temperature=temperature, rng_key=derive_key(before.rng_key, Stream.NEXT))
+        mean = jax.tree.map(lambda p: p / (state.i - before.i).astype(p.dtype), state.accept_prob)
+        key = derive_key(before.rng_key, Stream.NEXT)
+        return state._replace(z=z, temperature=temperature, accept_prob=mean, rng_key=key)
 
     def _back(self, state: SGMCMCState) -> Phase:
         """The phase after a refusal: the last position of finite energy, and the momentum reversed."""

@@ -102,6 +102,7 @@ class Chains:
             refused=0 * jnp.isnan(energy).astype(jnp.int32),
             marks=RarelyChanging(0, jnp.uint32(steps), fingerprint, 0).packed(),
             rng_key=rng_key,
+            accept_prob=1 + 0 * energy if chain.passes_a_test(usual) else (),
         )
         return state, energies
 

@@ -49,5 +49,13 @@ def work(
 def passes(work: jax.Array, energy: jax.Array, rng_key: jax.Array) -> jax.Array:
     """Whether a step of this work is accepted. Each is, if ``energy`` is too large for its precision."""
     chance = noise.uniform_like(rng_key, jnp.zeros_like(work))
-    resolved = jnp.abs(energy) * jnp.finfo(energy.dtype).eps <= ROUNDING
-    return ~resolved | (jnp.log(chance) <= -work)
+    return ~_is_resolved(energy) | (jnp.log(chance) <= -work)
+
+
+def acceptance(work: jax.Array, energy: jax.Array) -> jax.Array:
+    """The probability of :func:`passes`."""
+    return jnp.where(_is_resolved(energy), jnp.exp(-jnp.maximum(jnp.nan_to_num(work, nan=jnp.inf), 0)), 1)
+
+
+def _is_resolved(energy: jax.Array) -> jax.Array:
+    return jnp.abs(energy) * jnp.finfo(energy.dtype).eps <= ROUNDING

@@ -85,6 +85,7 @@ class _Fields(NamedTuple):
     settings: Settings = Settings()
     warm_up: Any = ()
     scores: Any = ()
+    accept_prob: Any = ()
 
 
 class SGMCMCState(_Fields):
@@ -115,6 +116,8 @@ class SGMCMCState(_Fields):
       :class:`~numpyro_sgmcmc.tuning.warm_up.WarmUp`; ``()`` if the step size is given.
     - **scores** - the averages that check the draws (:mod:`~numpyro_sgmcmc.report.run_scores`), the same for all
       chains, or ``()``.
+    - **accept_prob** - mean acceptance probability of the steps of the last transition, if they pass a Metropolis test,
+      otherwise ``()``.
     """
 
     __slots__ = ()

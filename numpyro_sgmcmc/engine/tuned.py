@@ -224,7 +224,8 @@ class TunedChain(Chain):
         potential = centred_potential(usual, centering)
         z = jax.vmap(partial(usual.in_variables_of, potential))(z) if centering else z
         gradient_state = state.gradient_state if shared else with_axis(state.gradient_state)
-        new = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key)
+        tested = () if isinstance(state.accept_prob, tuple) else (state.accept_prob,)
+        new = self.tuner.before(potential, state.settings, state.warm_up, z, phase, gradient_state, key, *tested)
         gradient_state = new.gradient_state if shared else without(new.gradient_state)
         state = state._replace(settings=new.settings, warm_up=new.warm_up, gradient_state=gradient_state)
         state = state.with_phase(without(new.phase))

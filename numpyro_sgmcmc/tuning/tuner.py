@@ -96,6 +96,7 @@ class Tuner:
             num_warmup=jnp.asarray(num_warmup, jnp.int32),
             moments=Moments.zeros(jnp.zeros((places, chains, d), dtype), coordinates.is_rescaled),
             earlier=jnp.zeros((2, d), dtype),
+            rejected=zero,
         )
         return settings, warm_up
 
@@ -108,6 +109,7 @@ class Tuner:
         phase: Phase,
         gradient_state: Any,
         rng_key: jax.Array,
+        accept_prob: Any = 1.0,
     ) -> Update:
         """
         Called before a transition of the warm-up, and before the first one after it. At the end of a round it updates
@@ -115,6 +117,7 @@ class Tuner:
 
         :param z: positions of the chains, along the first axis, as in ``phase``, and in ``gradient_state`` unless the
             estimator shares it.
+        :param accept_prob: acceptance probability of the previous transition, if its steps pass a Metropolis test.
         """
         key_change, key_look, key_momentum = random.split(rng_key, 3)
         t, end = warm_up.transition, warm_up.num_warmup
@@ -127,7 +130,9 @@ class Tuner:
         settings = replace(settings, scores=trees.where(last, Scores.from_evidence(statistics), settings.scores))
         earlier = jnp.where(halfway, jnp.stack([statistics.gradient, statistics.virial]), warm_up.earlier)
         warm_up = warm_up._replace(earlier=earlier)
-        due = (t == 0) | correction | ((halfway | last) & warm_up.is_too_large(settings.step_size, statistics))
+        few_pass = warm_up.reach_of_test(settings.step_size) < settings.step_size
+        wrong = warm_up.is_too_large(settings.step_size, statistics) | few_pass
+        due = (t == 0) | correction | ((halfway | last) & wrong)
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(warm_up.moments.draws.astype(jnp.int32), len(warm_up.moments.places))
         drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(statistics), drawn, len(warm_up.moments.places))
@@ -139,6 +144,8 @@ class Tuner:
         moments = trees.where(begins, warm_up.moments.restarted(), warm_up.moments)
         places = moments.places
         counts = looks & (t > warm_up.round[0]) & (t <= end)
+        rejected = jnp.where(begins, 0, warm_up.rejected + counts * (1 - jnp.mean(accept_prob)))
+        warm_up = warm_up._replace(rejected=rejected.astype(warm_up.rejected.dtype))
         undecided, expanding = is_undecided(self.rows) and bool(potential.plates), expands(gradient_state)
         kinds = 2 if undecided or expanding else 1
         both = jnp.where(t == 0, undecided, warm_up.second_order)
@@ -196,6 +203,7 @@ class Tuner:
             late = (warm_up.transition > warm_up.num_warmup // 8) & (warm_up.num_warmup >= CHECKED)
             halved = lost | (late & warm_up.is_too_large(settings.step_size, statistics))
             largest = jnp.where(halved, 0.5 * warm_up.largest, warm_up.largest)
+            largest = jnp.minimum(largest, warm_up.reach_of_test(settings.step_size))
             slow = late & (statistics.slowest < SLOW) & ~lost
             longer = jnp.clip(2 * SLOW / statistics.slowest, 1, LONGEST / warm_up.length)
             length = warm_up.length * jnp.where(slow, longer, 1)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import ndtri
 import numpy as np
 
 from numpyro_sgmcmc.tuning.coordinates import Identity
@@ -14,6 +15,7 @@ from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, scor
 from numpyro_sgmcmc.types import Phase
 from numpyro_sgmcmc.utils import html
 
+ACCEPTED, FEW_ACCEPTED = 0.97, 0.88  # the share of steps that should pass a Metropolis test, and that is too small
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
 
 MEANING = {
@@ -125,6 +127,7 @@ class WarmUp(NamedTuple):
     num_warmup: jax.Array  # transitions of the warm-up
     moments: Moments  # moments of the current round
     earlier: jax.Array  # z-scores of the round before it, if it belongs to the same check; otherwise 0, shape (2, d)
+    rejected: jax.Array  # sum of the rejection probabilities of this round, means over steps and chains
 
     @property
     def score_limit(self) -> float:
@@ -155,6 +158,19 @@ class WarmUp(NamedTuple):
         scores, limit = Scores.from_evidence(statistics), self.score_limit
         right = (scores.gradient <= limit) & (scores.virial <= limit)  # a score that is not a number is not right
         return (step_size > 0.7 * self.largest) & ~right
+
+    def reach_of_test(self, step_size: jax.Array) -> jax.Array:
+        r"""
+        The step size at which a share ``ACCEPTED`` of the steps passes the Metropolis test; infinity if enough pass.
+        A rejection reverses the momentum, so between two of them a chain must go some way.
+
+        The work of a step is about normal, with mean :math:`\sigma^2 / 2`, variance :math:`\sigma^2` and
+        :math:`\sigma \propto h^3`, so a share :math:`2 \Phi(-\sigma / 2)` passes.
+        """
+        share = jnp.clip(1 - self.rejected / jnp.maximum(self.moments.draws, 1), 1e-3, 1)
+        sigma = lambda share: -2 * ndtri(share / 2)  # noqa: E731
+        smaller = jnp.maximum(sigma(ACCEPTED) / jnp.maximum(sigma(share), 1e-3), 0.25**3) ** (1 / 3)
+        return jnp.where(share < FEW_ACCEPTED, smaller * step_size, jnp.inf)
 
     def is_lost(self, statistics: Evidence) -> jax.Array:
         """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""

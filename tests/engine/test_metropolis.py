@@ -9,11 +9,14 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
+from scipy.stats import norm
 
 from numpyro_sgmcmc import SGHMC
 from numpyro_sgmcmc.dynamics.splitting import Splitting
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.engine import chain, metropolis
+from numpyro_sgmcmc.tuning.pilot import Moments
+from numpyro_sgmcmc.tuning.warm_up import WarmUp
 from numpyro_sgmcmc.types import Evaluation, Phase
 from numpyro_sgmcmc.utils import noise
 
@@ -90,7 +93,9 @@ def test_the_chance_of_a_step():
     passes = jax.vmap(jax.vmap(metropolis.passes, (0, None, None)), (None, None, 0))
     share = np.asarray(passes(work, jnp.zeros(()), keys).mean(0))
     np.testing.assert_allclose(share, [1, np.exp(-0.5), np.exp(-2), 0], atol=4 * np.sqrt(0.25 / len(keys)))
+    np.testing.assert_allclose(metropolis.acceptance(work, jnp.zeros(())), [1, np.exp(-0.5), np.exp(-2), 0], rtol=1e-5)
     assert passes(work, jnp.asarray(1e7), keys).all(), "an energy of 1e7 has rounding errors of 1"
+    assert (metropolis.acceptance(work, jnp.asarray(1e7)) == 1).all()
 
 
 def normal():
@@ -110,6 +115,40 @@ def test_energies_are_those_of_the_draws(method):
     fields = run(SGHMC(normal), num_chains=2, chain_method=method)
     z, energies = fields.get_samples()["z"], fields.get_extra_fields()["potential_estimate"]
     np.testing.assert_allclose(energies, -dist.Normal(0, 1).log_prob(z).sum(-1), rtol=1e-4)
+
+
+CHAINS = {"chain_method": "vectorized", "progress_bar": False}
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_the_acceptance_is_the_mean_over_the_steps_of_a_draw(chains, monkeypatch):
+    monkeypatch.setattr(chain, "acceptance", lambda work, _: jnp.full_like(work, 0.25))
+    kernel = SGHMC(normal, steps_per_sample=5)
+    mcmc = MCMC(kernel, num_warmup=40, num_samples=3, num_chains=chains, **CHAINS)
+    mcmc.run(random.key(0), extra_fields=("accept_prob",))
+    np.testing.assert_allclose(mcmc.get_extra_fields()["accept_prob"], 0.25)
+
+
+def test_the_step_size_at_which_enough_steps_pass():
+    sigma = lambda share: -2 * norm.ppf(share / 2)  # noqa: E731
+    moments = Moments.zeros(jnp.zeros((2, 1, 1)))._replace(draws=jnp.array(100.0))
+    round_with = WarmUp(*[jnp.zeros(())] * len(WarmUp._fields))._replace(moments=moments)._replace
+    for share in (0.3, 0.6, 0.85):
+        h = round_with(rejected=jnp.array(100 * (1 - share))).reach_of_test(jnp.array(0.3))
+        np.testing.assert_allclose((h / 0.3) ** 3, sigma(0.97) / sigma(share), rtol=1e-3)
+    assert round_with(rejected=jnp.array(10.0)).reach_of_test(jnp.array(0.3)) == jnp.inf
+    np.testing.assert_allclose(round_with(rejected=jnp.array(100.0)).reach_of_test(jnp.array(0.3)), 0.3 / 4, rtol=0.02)
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_steps_that_seldom_pass_become_smaller_after_each_round(chains, monkeypatch):
+    monkeypatch.setattr(chain, "acceptance", lambda work, _: jnp.full_like(work, 0.5))
+    mcmc = MCMC(SGHMC(normal), num_warmup=400, num_samples=1, num_chains=chains, **CHAINS)
+    mcmc.warmup(random.key(0), collect_warmup=True, extra_fields=("step_size",))
+    h = mcmc.get_extra_fields(group_by_chain=True)["step_size"][0]
+    ratio = (norm.ppf(0.97 / 2) / norm.ppf(0.5 / 2)) ** (1 / 3)
+    rounds = [20, 75, 150, 250, 350]  # a step in each, which end at 50, 100, 200 and 300
+    np.testing.assert_allclose(h[np.array(rounds)], h[20] * ratio ** np.arange(5), rtol=1e-3)
 
 
 def test_a_rejected_step_reverses_the_chain(monkeypatch):
