@@ -24,6 +24,7 @@ class Monitor(NamedTuple):
     jump: Any  # the squared last step, relative to that of its noise alone, see squared_step; 0 with a momentum
     # results of the warm-up; 0 if the step size was given
     num_steps: Any = 0.0  # steps per draw
+    share: Any = 0.0  # share of the rows in a minibatch
     noise: Any = 0.0  # the largest variance of the gradient in x
     passes: Any = 0.0  # passes over the data
     inflation: Any = 0.0  # predicted relative inflation of the variance

@@ -6,9 +6,11 @@ import numpy as np
 
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.statistics import is_arriving, still_falling
+from numpyro_sgmcmc.utils.wording import plain
 
 NOISY = 0.05  # a predicted inflation above which minibatch noise is the likely cause
 MORE_WARM_UP, MORE_DRAWS, MORE_ROWS = "a larger num_warmup", "a larger num_samples", "a larger batch_size"
+MANY_PASSES = 8  # over the data for a draw, as all rows take about as many
 LONGER = 20  # times the draws of a run that may be asked for
 OTHER_PARAMETERS = f"{MORE_WARM_UP}, or reparametrise the model"
 
@@ -24,6 +26,7 @@ class Remedies(NamedTuple):
     inflated: bool = False  # whether the warm-up predicts that it matters
     arriving: bool = False  # whether the chains were still on their way when the draws began
     step_size: float = 0.0  # that of the last draw; 0: not known
+    passes: float = 0.0  # over the data for a draw
 
     @classmethod
     def for_run(cls, monitor: Monitor) -> "Remedies":
@@ -31,19 +34,27 @@ class Remedies(NamedTuple):
         tuned, inflated = bool(np.any(monitor.num_steps)), not np.all(monitor.inflation[:, -1] <= NOISY)
         noisy = not tuned or bool(np.any(monitor.noise[:, -1]))
         arriving = is_arriving(monitor.energy) or still_falling(monitor.energy)
-        return cls(tuned, noisy, inflated, arriving, float(np.asarray(monitor.step_size)[-1, -1]))
+        passes = float(np.max(monitor.num_steps * np.asarray(monitor.share)))
+        return cls(tuned, noisy, inflated, arriving, float(np.asarray(monitor.step_size)[-1, -1]), passes)
+
+    @property
+    def more_rows(self) -> str:
+        """All of them if minibatches save little: without noise the steps are larger, and the step size has no bias."""
+        if self.passes < MANY_PASSES:
+            return MORE_ROWS
+        return f"all rows, batch_size={{}}, because a draw takes {plain(self.passes)} passes over the data as it is"
 
     @property
     def accurate(self) -> str:
         """For draws that step size, minibatch noise or a distant start have made inaccurate."""
         if self.arriving:
             return MORE_WARM_UP
-        return MORE_ROWS if self.tuned and self.noisy and self.inflated else self.stable
+        return self.more_rows if self.tuned and self.noisy and self.inflated else self.stable
 
     @property
     def less_noise(self) -> str:
         """For minibatch noise."""
-        return MORE_ROWS if self.noisy else OTHER_PARAMETERS
+        return self.more_rows if self.noisy else OTHER_PARAMETERS
 
     @property
     def stable(self) -> str:
@@ -58,6 +69,8 @@ class Remedies(NamedTuple):
 
     def conclusive(self, needed: float) -> str:
         """For too few draws for a verdict; ``needed``: times those of the run."""
+        if self.noisy and self.passes >= MANY_PASSES:
+            return self.more_rows
         return MORE_DRAWS + f", or {MORE_ROWS}" * self.noisy if needed <= LONGER else OTHER_PARAMETERS
 
     def hot(self, mean: float) -> str:

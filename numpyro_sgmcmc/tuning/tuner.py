@@ -24,6 +24,7 @@ they would for a standard normal.
 
 from dataclasses import dataclass, replace
 from functools import partial
+import math
 from typing import Any
 
 import jax
@@ -86,6 +87,7 @@ class Tuner:
             noise_variance=jnp.zeros(d, dtype),
             contiguous=jnp.zeros((), bool),
             batch_size={name: jnp.asarray(plate.batch_size) for name, plate in potential.plates.items()},
+            share=zero + math.prod(plate.batch_size / plate.size for plate in potential.plates.values()),
         )
         warm_up = WarmUp(
             length=zero + 1,

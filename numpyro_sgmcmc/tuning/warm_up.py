@@ -27,7 +27,7 @@ MEANING = {
     "passes": "over the data, by the search",
     "scores": "of the check of the warm-up, in the worst coordinate",
 }
-NOT_SHOWN = frozenset(["noise_variance", "contiguous"])  # fields of Settings that are not in the dict
+NOT_SHOWN = frozenset(["noise_variance", "contiguous", "share"])  # fields of Settings that are not in the dict
 
 
 class Scores(NamedTuple):
@@ -53,6 +53,7 @@ class Settings(dict):
 
     - **noise_variance** - variance of the gradient noise in x, by coordinate.
     - **contiguous** - whether minibatches are blocks of neighbouring rows, if the row scheme is undecided.
+    - **share** - share of the rows in a minibatch.
     """
 
     step_size: Any = None
@@ -72,6 +73,7 @@ class Settings(dict):
     diffusion: Any = None
     noise_variance: Any = None
     contiguous: Any = None
+    share: Any = None
 
     def __post_init__(self):
         named = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -99,6 +101,7 @@ class Settings(dict):
             return {}
         return {
             "num_steps": self.steps_per_sample,
+            "share": self.share,
             "noise": self.noise_variance.max(),
             "passes": self.passes,
             "inflation": self.predicted_inflation,

@@ -142,6 +142,15 @@ def test_remedies_are_about_what_was_set():
         assert not any("step_size" in text or "friction" in text for text in texts)
         assert any("batch_size" in text for text in texts) == use.noisy
     assert Remedies(True, True, True).accurate == "a larger batch_size" != Remedies(True).accurate
+    costly = Remedies(True, passes=21.0)
+    for use in (
+        costly.less_noise,
+        costly.conclusive(3),
+        costly.conclusive(1000),
+        costly._replace(inflated=True).accurate,
+    ):
+        assert use == "all rows, batch_size={}, because a draw takes 21 passes over the data as it is"
+    assert costly._replace(noisy=False).conclusive(3) == "a larger num_samples"
     assert Remedies(False).stable == Remedies(False).accurate == "a smaller step_size"
 
 

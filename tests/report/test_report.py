@@ -464,7 +464,7 @@ def test_the_surest_signs_come_first(num_steps, advice):
         temperature=1.66 + 0.1 * np.random.default_rng(0).normal(size=zeros.shape),
         step_size=zeros + 0.3,
         data_changed=zeros > 0,
-        **dict.fromkeys(["energy", "place", "jump", "passes", "virial", "r_hat", *RunNumbers._fields], zeros),
+        **dict.fromkeys(["energy", "place", "jump", "passes", "share", "virial", "r_hat", *RunNumbers._fields], zeros),
         num_steps=zeros + num_steps,
         noise=zeros + 0.1,
         inflation=zeros + 0.2,
