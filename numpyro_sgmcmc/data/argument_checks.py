@@ -1,6 +1,7 @@
 """Arguments of a model that are no arrays of numbers, and what to pass instead."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 import inspect
 from typing import Any
@@ -38,8 +39,9 @@ def closed_over_sparse(model: Any) -> list[tuple[str, Any]]:
         if model is None:
             break
     else:
-        found = inspect.getclosurevars(model)
-        outside |= {**found.globals, **found.nonlocals}
+        with suppress(ValueError):  # a variable that has no value yet
+            found = inspect.getclosurevars(model)
+            outside |= {**found.globals, **found.nonlocals}
     return [(name, x) for name, x in outside.items() if _is_sparse(x)]
 
 
