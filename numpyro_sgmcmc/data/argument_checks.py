@@ -32,13 +32,13 @@ def sparse_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
 def closed_over_sparse(model: Any) -> list[tuple[str, Any]]:
     """Names and values of such matrices that a model closes over."""
     outside: dict[str, Any] = {}
-    while not inspect.isfunction(model):
+    while isinstance(model, partial) or (hasattr(model, "fn") and not inspect.isfunction(model)):
         if isinstance(model, partial):
             outside |= dict(_named(model.args, model.keywords))
-        model = getattr(model, "func", getattr(model, "fn", None))  # of a partial, or a handler of NumPyro
-        if model is None:
-            break
-    else:
+            model = model.func
+        else:  # a handler
+            model = model.fn
+    if inspect.isfunction(model):
         with suppress(ValueError):  # a variable that has no value yet
             found = inspect.getclosurevars(model)
             outside |= {**found.globals, **found.nonlocals}
@@ -125,13 +125,9 @@ def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _elements(name: str, arg: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(arg, (Mapping, tuple)) and not _of_numbers(arg):
+    of_numbers = isinstance(arg, tuple) and any(isinstance(x, NUMBERS) for x in arg)
+    if isinstance(arg, (Mapping, tuple)) and not of_numbers:
         for key, element in arg.items() if isinstance(arg, Mapping) else enumerate(arg):
             yield from _elements(f"{name}[{key!r}]", element)
     else:
         yield name, arg
-
-
-def _of_numbers(arg: Any) -> bool:
-    """Whether a list or tuple has numbers or strings, or lists of them."""
-    return isinstance(arg, (list, tuple)) and any(isinstance(x, NUMBERS) for x in arg)

@@ -54,7 +54,7 @@ def passes(work: jax.Array, energy: jax.Array, rng_key: jax.Array) -> jax.Array:
 
 def acceptance(work: jax.Array, energy: jax.Array) -> jax.Array:
     """The probability of :func:`passes`."""
-    return jnp.where(_is_resolved(energy), jnp.exp(-jnp.maximum(jnp.nan_to_num(work, nan=jnp.inf), 0)), 1)
+    return jnp.where(~_is_resolved(energy) | (work <= 0), 1, jnp.nan_to_num(jnp.exp(-work)))
 
 
 def _is_resolved(energy: jax.Array) -> jax.Array:

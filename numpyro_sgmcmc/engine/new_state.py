@@ -66,7 +66,7 @@ def new_state(
     elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
         # in a map over chains the start has no values; another start, made here, has
         with jax.ensure_compile_time_eval():
-            energies, gradient, exchanged = on_potential(partial(energies_of_a_start, kernel.chain))(random.key(0))
+            energies, gradient, exchanged = on_potential(partial(_another_start, kernel.chain))(random.key(0))
             check_energies(energies, gradient)
             check_single_rows(exchanged)
     warn_before_run(potential, chain.rows)
@@ -92,13 +92,19 @@ def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, m
 
 
 def _looked_at(potential: ModelPotential, z: Sites, key: jax.Array) -> tuple[Sites, dict]:
+    """The gradient, and the energies of exchanged rows."""
     in_memory = not (potential.sources or potential.sharded)
     gradient = jax.grad(potential.estimate)(z, potential.some_rows(), key) if in_memory else {}
     return gradient, exchanged_energies(potential, z, key)
 
 
-def energies_of_a_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[dict, Sites, dict]:
-    """The energies of the sites, the gradient, and the energies of exchanged rows at a start that this key gives."""
+def _another_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[dict, Sites, dict]:
+    z, energies = energies_of_a_start(chain, potential, rng_key)
+    return energies, *_looked_at(potential, z, rng_key)
+
+
+def energies_of_a_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[Sites, dict]:
+    """A start that this key gives, and the energies of the sites there."""
     rows = potential.some_rows()
     z = chain.start(potential, rng_key, rows, None)
-    return potential.by_site(z, rows, rng_key), *_looked_at(potential, z, rng_key)
+    return z, potential.by_site(z, rows, rng_key)

@@ -3,7 +3,7 @@ Values of sites that come from outside of the model's own statements: from ``num
 the missing values that ``obs_mask=`` draws.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -91,13 +91,12 @@ def is_masked(fn: Any) -> bool:
     return fn is not None
 
 
-def of_all_rows(model: Any, sizes: Collection[int] = ()) -> str:
-    """The handler around a model that has an array, with one of these sizes if some are given: a mask of all rows."""
+def of_all_rows(model: Any, sizes: Iterable[int]) -> str:
+    """The handler around a model that has an array with one of these sizes, such as a mask of all rows."""
     while model is not None:
         if isinstance(model, Messenger):
             held = [vars(model).get(name) for name in ("data", "mask", "scale")]
-            shapes = map(jnp.shape, jax.tree.leaves(held))
-            if any(set(sizes) & set(shape) if sizes else shape for shape in shapes):
+            if any(set(sizes) & set(jnp.shape(leaf)) for leaf in jax.tree.leaves(held)):
                 return f"numpyro.handlers.{type(model).__name__}"
         model = getattr(model, "fn", None)
     return ""

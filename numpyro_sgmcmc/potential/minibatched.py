@@ -160,7 +160,8 @@ def _outline_of_all_rows(outline_of: Outline, model: Any, args: tuple, kwargs: M
     except (TypeError, AttributeError, IndexError, NotImplementedError) as error:
         check_arrays(args, kwargs, error)
         if not isinstance(error, jax.errors.TracerArrayConversionError):
-            if handler := of_all_rows(model):
+            lengths = {leaf.shape[0] for leaf in jax.tree.leaves((args, kwargs)) if getattr(leaf, "shape", ())}
+            if handler := of_all_rows(model, lengths):
                 error.add_note(IN_THE_PLATE.format(handler))
             raise
         raise NeedsValues(

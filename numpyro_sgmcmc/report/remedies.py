@@ -38,9 +38,14 @@ class Remedies(NamedTuple):
         return cls(tuned, noisy, inflated, arriving, float(np.asarray(monitor.step_size)[-1, -1]), passes)
 
     @property
+    def costly(self) -> bool:
+        """Whether a draw takes about as many passes as with all rows, or more."""
+        return self.passes >= MANY_PASSES
+
+    @property
     def more_rows(self) -> str:
         """All of them if minibatches save little: without noise the steps are larger, and the step size has no bias."""
-        if self.passes < MANY_PASSES:
+        if not self.costly:
             return MORE_ROWS
         return f"all rows, batch_size={{}}, because a draw takes {plain(self.passes)} passes over the data as it is"
 
@@ -69,7 +74,7 @@ class Remedies(NamedTuple):
 
     def conclusive(self, needed: float) -> str:
         """For too few draws for a verdict; ``needed``: times those of the run."""
-        if self.noisy and self.passes >= MANY_PASSES:
+        if self.noisy and self.costly:
             return self.more_rows
         return MORE_DRAWS + f", or {MORE_ROWS}" * self.noisy if needed <= LONGER else OTHER_PARAMETERS
 

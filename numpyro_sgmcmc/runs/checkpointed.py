@@ -214,7 +214,7 @@ class Checkpointed:
             "data": fingerprint(segments.args, segments.kwargs),
             "batch_size": kernel.batch_size,
             "steps_per_sample": kernel.steps_per_sample,
-            "model": checksum(lambda key: energies_of_a_start(kernel.chain, potential, key)[0], key),
+            "model": checksum(lambda key: energies_of_a_start(kernel.chain, potential, key)[1], key),
             "kernel": checksum(segments.sample, segments.carry.state),
             "rng_key": _crc([rng_key]),
             "init_params": _crc(jax.tree.leaves(segments.init_params)),

@@ -163,8 +163,12 @@ def coupling(potential: ModelPotential, rng_key: jax.Array, layout: Layout) -> j
     def products(key):
         signs = random.rademacher(key, (groups, 1), z.dtype)
         v = layout.merge(jnp.zeros(layout.size), [signs * along])
-        of_part = lambda k: gradient_and_product(jax.grad(lambda z: prior_and_data(z)[k]), z, v)[1]  # noqa: E731
-        return jnp.stack([(signs * layout.split(of_part(k))[1][0]).ravel() for k in (0, 1)])
+
+        def of_part(chosen):
+            product = gradient_and_product(jax.grad(lambda z: chosen @ prior_and_data(z)), z, v)[1]
+            return (signs * layout.split(product)[1][0]).ravel()
+
+        return jax.vmap(of_part)(jnp.eye(2, dtype=dtype))
 
     first, second = lax.map(products, random.split(key_signs))
     change, size = jnp.linalg.norm(first - second, axis=1), jnp.linalg.norm(first + second, axis=1) / 2

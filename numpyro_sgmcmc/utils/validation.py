@@ -181,18 +181,20 @@ def check_minibatched(estimator: str, plates: Mapping[str, Plate]) -> None:
 
 def check_energies(energies: Mapping[str, jax.Array], gradient: Mapping[str, jax.Array] = MappingProxyType({})) -> None:
     """Raises a ValueError if energies or the gradient are not finite at the start; the message names the sites."""
-    wrong = [name for name, energy in energies.items() if not np.isfinite(np.asarray(energy)).all()]
-    if wrong:
+    if wrong := _not_finite(energies):
         raise ValueError(
-            f"the energy at the start is not finite at site {', '.join(map(repr, wrong))}. Check for values "
-            "that are missing or outside the support of that site's distribution; otherwise choose another start with "
-            "init_params or init_strategy."
+            f"the energy at the start is not finite at site {wrong}. Check for values that are missing or outside the "
+            "support of that site's distribution; otherwise choose another start with init_params or init_strategy."
         )
-    wrong = [name for name, slope in gradient.items() if not np.isfinite(np.asarray(slope)).all()]
-    if wrong:
+    if wrong := _not_finite(gradient):
         raise ValueError(
-            f"the gradient with respect to site {', '.join(map(repr, wrong))} is not finite at the start, although the "
-            "energy is, so every step would be refused. Often a branch of jnp.where that is not taken has no finite "
-            "derivative: give it an argument that has one, jnp.where(ok, f(jnp.where(ok, x, 1)), 0); so has a density "
-            "that JAX cannot differentiate there. Otherwise choose another start with init_params or init_strategy."
+            f"the gradient with respect to site {wrong} is not finite at the start, although the energy is, so every "
+            "step would be refused. Often a branch of jnp.where that is not taken has no finite derivative: give it an "
+            "argument that has one, jnp.where(ok, f(jnp.where(ok, x, 1)), 0); so has a density that JAX cannot "
+            "differentiate there. Otherwise choose another start with init_params or init_strategy."
         )
+
+
+def _not_finite(values: Mapping[str, jax.Array]) -> str:
+    """The names of those that have an element that is not finite."""
+    return ", ".join(repr(name) for name, x in values.items() if not np.isfinite(np.asarray(x)).all())
