@@ -3,7 +3,7 @@ Values of sites that come from outside of the model's own statements: from ``num
 the missing values that ``obs_mask=`` draws.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -93,13 +93,28 @@ def is_masked(fn: Any) -> bool:
 
 def of_all_rows(model: Any, sizes: Iterable[int]) -> str:
     """The handler around a model that has an array with one of these sizes, such as a mask of all rows."""
+    for handler in _handlers_of(model):
+        held = [vars(handler).get(name) for name in ("data", "mask", "scale")]
+        if any(set(sizes) & set(jnp.shape(leaf)) for leaf in jax.tree.leaves(held)):
+            return f"numpyro.handlers.{type(handler).__name__}"
+    return ""
+
+
+def check_not_collapsed(model: Any) -> None:
+    """Raises a ValueError for a model whose plates are summed up by a handler."""
+    if any(isinstance(handler, handlers.collapse) for handler in _handlers_of(model)):
+        raise ValueError(
+            "numpyro.handlers.collapse around the model makes one factor of all rows of a plate, so there are no "
+            "minibatches. Leave it out, or use NUTS."
+        )
+
+
+def _handlers_of(model: Any) -> Iterator[Messenger]:
+    """The handlers around a model."""
     while model is not None:
         if isinstance(model, Messenger):
-            held = [vars(model).get(name) for name in ("data", "mask", "scale")]
-            if any(set(sizes) & set(jnp.shape(leaf)) for leaf in jax.tree.leaves(held)):
-                return f"numpyro.handlers.{type(model).__name__}"
+            yield model
         model = getattr(model, "fn", None)
-    return ""
 
 
 def _is_conditioned(msg: Any) -> bool:

@@ -13,7 +13,7 @@ from numpyro_sgmcmc.data.argument_checks import check_arrays
 from numpyro_sgmcmc.data.row_array import RowArray, asks_for_all
 from numpyro_sgmcmc.local.models import drawn_locally
 from numpyro_sgmcmc.model import row_checks
-from numpyro_sgmcmc.model.given_values import SiteError, of_all_rows
+from numpyro_sgmcmc.model.given_values import SiteError, check_not_collapsed, of_all_rows
 from numpyro_sgmcmc.model.handlers import Transforms
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.plates import (
@@ -47,6 +47,7 @@ def checked_structure(
     The minibatched plates, and the structure of the model with these plates cut to minibatches. Raises a ValueError for
     anything that would make the minibatch potential wrong, with the name of the site or plate.
     """
+    check_not_collapsed(model)
     gibbs_sites = frozenset(kwargs.get(GIBBS_SITES_KWARG, ()))
     outline_of = partial(outline, model, args, kwargs, transforms=transforms)
     whole = _outline_of_all_rows(outline_of, model, args, kwargs)

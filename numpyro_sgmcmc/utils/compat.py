@@ -45,14 +45,11 @@ def closed_over_arrays_are_constants() -> bool:
 
 def local_in_failing_frame(error: BaseException, codes: tuple[CodeType | None, ...], name: str) -> Any:
     """
-    A local variable of the innermost function with one of these codes in the traceback of an error; None if there is
+    A local variable of the outermost function with one of these codes in the traceback of an error; None if there is
     none, for example because JAX has removed frames from the traceback.
     """
-    value = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code in codes:
-            value = frame.f_locals.get(name, value)
-    return value
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code in codes)
+    return next((frame.f_locals[name] for frame in frames if name in frame.f_locals), None)
 
 
 def slow_threads() -> str:

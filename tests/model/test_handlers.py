@@ -253,6 +253,21 @@ def test_missing_values_of_a_discrete_site(n):
     assert list(found.prototype) == ["a"]
 
 
+def test_a_mask_that_is_not_indexed_is_told_by_the_name_of_its_site():
+    def whole(x, y, known):
+        a = numpyro.sample("a", dist.Normal(0, 3))
+        with numpyro.plate("rows", len(x)) as rows:
+            numpyro.sample("y", dist.Normal(a, 1), obs=y[rows], obs_mask=known)
+
+    with pytest.raises(ValueError, match="fails at site 'y' when plate 'rows'"):
+        potential(whole, X, Y, KNOWN)
+
+
+def test_a_model_whose_rows_are_summed_up_by_a_handler():
+    with pytest.raises(ValueError, match="handlers.collapse around the model"):
+        potential(handlers.infer_config(handlers.collapse(masked), config_fn=lambda site: {}), X, Y, KNOWN)
+
+
 def test_missing_values_that_are_used():
     with pytest.raises(ValueError, match="site 'y' depends on the missing values of site 'x', which obs_mask= marks"):
         potential(with_missing_x, X, Y, KNOWN)
