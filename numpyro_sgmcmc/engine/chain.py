@@ -27,6 +27,7 @@ from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows, row_weights
 from numpyro_sgmcmc.schedules import schedule_index
+from numpyro_sgmcmc.tuning.all_rows import uses_all_rows
 from numpyro_sgmcmc.tuning.coordinates import gradient_in_x, sites_at
 from numpyro_sgmcmc.tuning.start import gradient_variance, with_given
 from numpyro_sgmcmc.types import (
@@ -140,7 +141,7 @@ class Chain:
         if isinstance(self.dynamics, Adaptive):
             old = self.dynamics.adapt(old, state.i, marks.num_warmup)
         noise_free = self._noise_free(state.i, marks.wraps)
-        metropolis = self.passes_a_test(potential)
+        metropolis = not isinstance(state.accept_prob, tuple)
         integrator: Any = self.integrator
         step = integrator.observed_step if metropolis else integrator.step
         arguments = self.dynamics, old, state.gradient, h, gradient_at, key_noise
@@ -153,10 +154,10 @@ class Chain:
         energy, new_energy = state.potential_estimate, last.energy.astype(state.potential_estimate.dtype)
         taken, probabilities = accepted, state.accept_prob
         if metropolis:
-            key = random.fold_in(key_model, 2**32 - 2)
+            key, exact = random.fold_in(key_model, 2**32 - 2), uses_all_rows(gradient_state)
             done = work(self.dynamics, old, new, around_noise[0], energy, new_energy)
-            taken &= passes(done, energy, key)
-            probabilities += jnp.where(accepted, acceptance(done, energy), 0)
+            taken &= passes(done, energy, key) | ~exact
+            probabilities += jnp.where(exact, jnp.where(accepted, acceptance(done, energy), 0), 1)
         taken, new = self.with_falls(taken, finite & ~accepted, old, new, gradient)
         phase = trees.where(taken, new, self._back(state._replace(last_finite=last_finite)))
         i = state.i + 1
@@ -186,7 +187,7 @@ class Chain:
         return taken, new
 
     def passes_a_test(self, potential: ModelPotential) -> bool:
-        """Whether steps must pass the test of :mod:`~numpyro_sgmcmc.engine.metropolis`."""
+        """Whether the state has the acceptance probability of :mod:`~numpyro_sgmcmc.engine.metropolis`."""
         return False
 
     def position(self, potential: ModelPotential, state: SGMCMCState) -> Sites:

@@ -20,18 +20,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.types import Dynamics, Phase
 from numpyro_sgmcmc.utils import noise, trees
 
 ROUNDING = 0.1  # maximal rounding error of U: a larger one would decide in place of W
 
 
-def is_reversible(integrator: Any, potential: ModelPotential) -> bool:
-    """Whether the steps of this word are reversible, and their gradients exact."""
+def is_reversible(integrator: Any) -> bool:
+    """Whether the steps of this word are reversible if their gradients are exact."""
     word, flows = getattr(integrator, "word", ""), getattr(integrator, "flows", {})
     reversible = word == word[::-1] and all(flows[letter].reversible for letter in word)
-    return reversible and integrator.carries_gradient and not potential.plates and not potential.randomised
+    return reversible and integrator.carries_gradient
 
 
 def work(

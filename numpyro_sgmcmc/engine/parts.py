@@ -40,6 +40,7 @@ def chain_of_parts(
     centering: Any,
     check: bool | None,
     keeps_values: bool,
+    batch_size: Any,
 ) -> Chain:
     """The chain of the arguments of a kernel. Raises an error for parts that do not work together."""
     if isinstance(integrator, Splitting) or not hasattr(integrator, "step"):
@@ -49,7 +50,8 @@ def chain_of_parts(
     dense_mass, known = checked_settings(dense_mass, settings, chosen)
     if chosen:
         check_can_be_chosen(dynamics, keeps_values)
-        kind, default = partial(TunedChain, dense_mass=dense_mass, known=known), ControlVariate()
+        kind = partial(TunedChain, dense_mass=dense_mass, known=known, chooses_rows=batch_size is None)
+        default = ControlVariate()
         schedule = as_schedule(step_size or 1.0)  # relative to the step size that is found
     else:
         kind, default, schedule = Chain, Minibatch(), as_schedule(step_size)

@@ -35,8 +35,9 @@ class Bar:
         self._looked: tuple[float, int] | None = None  # time of the last update, and steps at that time
 
     def __call__(self, state: Any) -> str:
-        steps = getattr(getattr(state, "settings", None), "steps_per_sample", None)
-        before, self._before = self._before, (state.i, state.marks, state.refused, steps)
+        settings = getattr(state, "settings", None)
+        chosen = [getattr(settings, name, None) for name in ("steps_per_sample", "share")]
+        before, self._before = self._before, (state.i, state.marks, state.refused, chosen)
         if before is None or (self._looked is not None and time.monotonic() - self._looked[0] < READABLE):
             return self._text
         if all(not isinstance(x, Tracer) and x.is_ready() for x in jax.tree.leaves(before)):
@@ -49,12 +50,14 @@ class Bar:
         last, self._looked = self._looked, (now, steps)
         stuck = np.atleast_1d(np.asarray(refused)) >= STUCK
         still = f"{stuck.sum()} of {stuck.size} chains stand still" if stuck.any() else ""
-        each = [f"{np.max(number)} steps per draw" for number in jax.tree.leaves(chosen)]  # none if it is given
-        self._text = ", ".join(filter(None, (self._pace(last, now, steps), *each, still)))
+        number, share = chosen  # None if the step size is given
+        each = "" if number is None else f"{np.max(number)} steps per draw"
+        self._text = ", ".join(filter(None, (self._pace(last, now, steps, share), each, still)))
 
-    def _pace(self, last: tuple[float, int] | None, now: float, steps: int) -> str:
+    def _pace(self, last: tuple[float, int] | None, now: float, steps: int, share: Any) -> str:
         if last is None or self._plate is None or steps < last[1]:  # fewer steps: another chain
             return ""
         size, batch = self._plate
+        batch = size if np.all(share == 1) else batch  # the warm-up may have chosen all rows
         rows, pace = steps * batch, (steps - last[1]) * batch / (now - last[0])
         return f"{plain(rows)} rows, {plain(rows / size)} passes, {plain(pace)} rows/s"

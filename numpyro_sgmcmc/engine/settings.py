@@ -103,7 +103,7 @@ def settings(mcmc: MCMC) -> Settings:
         chosen,
         **{name: value(chosen[name]) for name in names},
         gradient=_in_use(kernel.gradient, state.gradient_state),
-        batch_size={name: int(np.max(n)) for name, n in chosen.batch_size.items()},
+        batch_size={} if chosen.uses_all_rows else {name: int(np.max(n)) for name, n in chosen.batch_size.items()},
         rows=schemes if several else schemes[0],
         gradient_noise=value(chosen.noise_variance.max(-1)),
         centering=dict(chosen.centering),

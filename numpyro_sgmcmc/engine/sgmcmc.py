@@ -71,7 +71,8 @@ class SGMCMC(MCMCKernel):
         coordinates, see :mod:`~numpyro_sgmcmc.tuning.tuner`. ``Polynomial(None, b, gamma)`` decreases from the chosen
         step size.
     :param batch_size: rows of a minibatch: an int or ``{plate: int}``. None: the ``subsample_size`` declared in the
-        model; if none is declared and ``step_size`` is None, 500 rows or 2 per coordinate. ``{}``: all rows.
+        model; if none is declared and ``step_size`` is None, 500 rows or 2 per coordinate, or all rows if the warm-up
+        finds that they are cheaper, see :mod:`~numpyro_sgmcmc.tuning.all_rows`. ``{}``: all rows.
     :param int steps_per_sample: integrator steps per draw, in one compiled loop. None: 1, or chosen together with the
         step size.
     :param init_strategy: as for :class:`~numpyro.infer.NUTS`. None: uniform on (-2, 2); if the warm-up chooses the step
@@ -160,6 +161,7 @@ class SGMCMC(MCMCKernel):
             centering=centering,
             check=check,
             keeps_values=keeps_values(self.sampled_model),
+            batch_size=batch_size,
         )
         self.batch_size = checked_batch_size(batch_size)
         self.bar = Bar()
@@ -236,8 +238,12 @@ class SGMCMC(MCMCKernel):
     # -- for those who look at a run or continue it ---------------------------------------------------------------
 
     def posterior_chain(self, state: SGMCMCState) -> tuple["SGMCMC", SGMCMCState]:
-        """The kernel and the part of a state whose draws are from the posterior."""
-        return self, state
+        """
+        The kernel and the part of a state whose draws are from the posterior. If the warm-up has chosen all rows, the
+        kernel with all rows.
+        """
+        chosen = self.batch_size is None and state.settings.uses_all_rows
+        return self.replace(batch_size={}) if chosen else self, state
 
     def potential(self, model_args: tuple, model_kwargs: Mapping[str, Any] | None) -> ModelPotential:
         """The potential that is sampled."""

@@ -116,8 +116,8 @@ class SGMCMCState(_Fields):
       :class:`~numpyro_sgmcmc.tuning.warm_up.WarmUp`; ``()`` if the step size is given.
     - **scores** - the averages that check the draws (:mod:`~numpyro_sgmcmc.report.run_scores`), the same for all
       chains, or ``()``.
-    - **accept_prob** - mean acceptance probability of the steps of the last transition, if they pass a Metropolis test,
-      otherwise ``()``.
+    - **accept_prob** - mean acceptance probability of the steps of the last transition, if they pass a Metropolis test;
+      1 with minibatches, if the warm-up may choose all rows; otherwise ``()``.
     """
 
     __slots__ = ()

@@ -40,6 +40,7 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.monitor import squared_step
 from numpyro_sgmcmc.rows.schemes import is_contiguous
 from numpyro_sgmcmc.schedules import Constant
+from numpyro_sgmcmc.tuning.all_rows import can_use_all_rows
 from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional, raveled
 from numpyro_sgmcmc.tuning.data_share import chosen_centering, passes_of_centering
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
@@ -63,6 +64,7 @@ class TunedChain(Chain):
     # settings of another run with which the warm-up starts, or None: it searches for some
     known: Settings | None = None
     layout: Layout | None = None  # the groups of a hierarchy, if the coordinates have their shape
+    chooses_rows: bool = False  # whether no batch size is given, so that the steps may use all rows
 
     tuned: ClassVar[bool] = True
     batch_size: ClassVar[Any] = AUTOMATIC
@@ -116,6 +118,8 @@ class TunedChain(Chain):
         gradient_state = self.gradient.start(potential, z, random.key(0))
         if self.may_expand(potential):
             gradient_state = gradient_state._replace(hessian=Hessian.unknown(settings.coordinates, raveled(z)))
+        if self.may_use_all_rows(potential):
+            gradient_state = gradient_state._replace(all_rows=jnp.zeros((), bool))
         return state._replace(gradient_state=gradient_state)
 
     def may_expand(self, potential: ModelPotential) -> bool:
@@ -132,9 +136,18 @@ class TunedChain(Chain):
                 "ControlVariate(order=2) needs the Hessian of all rows: at most 1000 coordinates, or a hierarchy whose "
                 "groups are those of one plate. Leave order= out."
             )
-        rows = max(plate.batch_size for plate in potential.plates.values())
-        d = trees.size(potential.prototype)
-        return form and (order == 2 or bool(sites_to_centre(potential)) or d >= FEW_COORDINATES * rows)
+        return form and (order == 2 or bool(sites_to_centre(potential)) or _has_few_rows(potential))
+
+    def may_use_all_rows(self, potential: ModelPotential) -> bool:
+        """
+        Whether the warm-up chooses between minibatches and all rows, see :mod:`~numpyro_sgmcmc.tuning.all_rows`: only
+        if noise may limit the step size, as it compiles both gradients.
+        """
+        if not self.chooses_rows or potential.sources or not can_use_all_rows(self.gradient, potential):
+            return False
+        declared = any(potential.structure.plates[name][1] is not None for name in potential.plates)
+        usual = not declared and GIBBS_SITES_KWARG not in potential.kwargs and self.layout is None
+        return usual and is_reversible(self.integrator) and _has_few_rows(potential)
 
     def announced(self, potential: ModelPotential) -> str:
         if self.known is not None:
@@ -199,7 +212,8 @@ class TunedChain(Chain):
 
     def passes_a_test(self, potential: ModelPotential) -> bool:
         """With all rows, steps of reversible words do, so that their size does not bias the draws."""
-        return is_reversible(self.integrator, potential)
+        exact = not potential.plates and not potential.randomised
+        return is_reversible(self.integrator) and (exact or self.may_use_all_rows(potential))
 
     # -- the warm-up --------------------------------------------------------------------------------------------
 
@@ -239,6 +253,12 @@ class TunedChain(Chain):
             gradient=changed(without(new.gradient), state.gradient),
             potential_estimate=changed(energy, state.potential_estimate),
         )
+
+
+def _has_few_rows(potential: ModelPotential) -> bool:
+    """Whether a minibatch has few rows for each coordinate."""
+    rows = max(plate.batch_size for plate in potential.plates.values())
+    return trees.size(potential.prototype) >= FEW_COORDINATES * rows
 
 
 def _is_possible(square: jax.Array, d: int) -> jax.Array:

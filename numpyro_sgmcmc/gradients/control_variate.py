@@ -9,12 +9,14 @@ with the same rows S in both. It is unbiased for any c. Its variance is that of 
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.gradients.full_pass import full_gradient
+from numpyro_sgmcmc.gradients.full_pass import full_evaluation, full_gradient
 from numpyro_sgmcmc.gradients.saga import SAGA, SAGAState
 from numpyro_sgmcmc.gradients.second_order import expansion
 from numpyro_sgmcmc.gradients.tables import TABLES, check_options
@@ -27,6 +29,7 @@ class Anchor(NamedTuple):
     z: Sites  # the point c
     gradient: Sites  # the gradient there over all rows
     hessian: Any = ()  # the Hessian there, see second_order; (): none
+    all_rows: Any = ()  # whether all rows are used instead, see tuning.all_rows; (): never
 
 
 class Anchored(GradientEstimator):
@@ -42,7 +45,8 @@ class Anchored(GradientEstimator):
     ) -> Evaluation:
         # the same key for both, so that the noise of a randomised model cancels, as that of the rows does
         energy, gradient = jax.value_and_grad(potential.estimate)(z, rows, rng_key)
-        of_rows, of_all = expansion(potential, *gradient_state, z, rows, rng_key)
+        center, of_center, hessian, _ = gradient_state
+        of_rows, of_all = expansion(potential, center, of_center, hessian, z, rows, rng_key)
         return Evaluation(energy, jax.tree.map(lambda g, a, full: g - a + full, gradient, of_rows, of_all), ())
 
     def refresh(self, potential: Potential, gradient_state: Anchor, rng_key: jax.Array) -> Anchor:
@@ -150,7 +154,22 @@ class ControlVariate(Anchored):
     def recenter(self, potential: Potential, gradient_state: Anchor, z: Sites, rng_key: jax.Array) -> Anchor:
         if self.center is not None:
             return gradient_state
-        return self.anchor(potential, _as_z(z, potential), rng_key)._replace(hessian=gradient_state.hessian)
+        anchor = self.anchor(potential, _as_z(z, potential), rng_key)
+        return anchor._replace(hessian=gradient_state.hessian, all_rows=gradient_state.all_rows)
+
+    def evaluate(
+        self, potential: Potential, z: Sites, rows: Rows, gradient_state: Anchor, rng_key: jax.Array
+    ) -> Evaluation:
+        if isinstance(gradient_state.all_rows, tuple):
+            return super().evaluate(potential, z, rows, gradient_state, rng_key)
+
+        def from_minibatch():
+            energy, gradient, _ = super(ControlVariate, self).evaluate(potential, z, rows, gradient_state, rng_key)
+            return energy.astype(jnp.result_type(*jax.tree.leaves(z))), gradient
+
+        from_all_rows = partial(full_evaluation, potential, z, rng_key)
+        energy, gradient = lax.cond(gradient_state.all_rows, from_all_rows, from_minibatch)
+        return Evaluation(energy, gradient, ())
 
     def start(self, potential: Potential, z: Sites, rng_key: jax.Array) -> Anchor:
         if self.center is None:

@@ -25,6 +25,17 @@ def full_gradient(potential: Potential, z: Sites, rng_key: jax.Array, chunk_size
     return over_all_rows(potential, gradient, z, rng_key, chunk_size)
 
 
+def full_evaluation(potential: Potential, z: Sites, rng_key: jax.Array) -> tuple[jax.Array, Sites]:
+    """U over all rows, in the dtype of ``z``, and its gradient; in chunks of at most ``CHUNK`` rows."""
+    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(z)))
+
+    def evaluation(potential, z, rows, rng_key):
+        energy, gradient = jax.value_and_grad(potential.estimate)(z, rows, rng_key)
+        return energy.astype(zero.dtype), gradient
+
+    return over_all_rows(potential, evaluation, z, rng_key, CHUNK, (zero, z))
+
+
 def over_all_rows(
     potential: Potential, fn: Any, z: Sites, rng_key: jax.Array, chunk_size: int | None = None, total: Any = None
 ) -> Any:

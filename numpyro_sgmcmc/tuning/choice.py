@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.second_order import expands, passes_of_hessian, using
+from numpyro_sgmcmc.tuning.all_rows import are_cheaper, decides
 from numpyro_sgmcmc.tuning.noise_samples import along_axes, bend_of, is_as_quiet, turned
 from numpyro_sgmcmc.tuning.probes import Looks
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.warm_up import Update
 from numpyro_sgmcmc.types import Potential
-from numpyro_sgmcmc.utils import noise
+from numpyro_sgmcmc.utils import noise, trees
 
 MOST_STEPS = 1000  # maximal steps per draw
 LARGER = 2.0  # ratio of step sizes for which a control variate of second order is worth its cost
@@ -68,15 +69,24 @@ class Choice:
         energy = jnp.where(sound[:, 0], energy, jnp.inf)
         x, gradient, places = (turned(x, turns, axes) for x in (x, gradient, moments.places))
         coordinates = coordinates if turns is None else coordinates.turned(axes)
+        # without noise
+        of_all = self.rule.step_size(jax.tree.map(jnp.zeros_like, of_noise), bend, warm_up.largest)
+        share, batch_size = settings.share, settings.batch_size
+        if decides(gradient_state):
+            all_rows = gradient_state.all_rows | are_cheaper(potential, h, of_all)
+            gradient_state = gradient_state._replace(all_rows=all_rows)
+            h = jnp.where(all_rows, of_all, h)
+            of_noise = trees.where(all_rows, jax.tree.map(jnp.zeros_like, of_noise), of_noise)
+            share = jnp.where(all_rows, 1, share)
+            batch_size = {name: jnp.where(all_rows, potential.plates[name].size, n) for name, n in batch_size.items()}
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
         if expanding:
             gradient_state = using(gradient_state, first | larger)
             # the second order is tried if the noise keeps h small, and the Hessians cost no more than the warm-up
-            quiet = self.rule.step_size(jax.tree.map(jnp.zeros_like, of_noise), bend, warm_up.largest)
-            share = min(plate.batch_size / plate.size for plate in potential.plates.values())
-            passes = steps * x.shape[0] * share * warm_up.num_warmup
+            part = min(plate.batch_size / plate.size for plate in potential.plates.values())
+            passes = steps * x.shape[0] * part * warm_up.num_warmup
             cheap = HESSIANS * passes_of_hessian(coordinates) <= passes
-            second_order = larger | (cheap & (LARGER * h <= quiet)) | (self.order == 2)
+            second_order = larger | (cheap & (LARGER * h <= of_all)) | (self.order == 2)
             warm_up = warm_up._replace(second_order=second_order)
         settings = replace(
             settings,
@@ -85,6 +95,8 @@ class Choice:
             predicted_inflation=self.rule.inflation(h, of_noise.variance),
             coordinates=coordinates,
             noise_variance=of_noise.variance,
+            share=share,
+            batch_size=batch_size,
             contiguous=settings.contiguous | blocks_fit,
         )
         moments, earlier = moments._replace(places=places), jnp.zeros_like(warm_up.earlier)

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.second_order import Hessian, expands, passes_of_hessian, using
 from numpyro_sgmcmc.rows.schemes import is_contiguous, is_undecided
+from numpyro_sgmcmc.tuning.all_rows import decides
 from numpyro_sgmcmc.tuning.choice import Choice
 from numpyro_sgmcmc.tuning.coordinates import Coordinates, blocks_of, unraveler
 from numpyro_sgmcmc.tuning.groups import Layout
@@ -161,6 +162,8 @@ class Tuner:
             contiguous = settings.contiguous | ((t == 0) & (kind > 0))
             rest = self.rule.reach(warm_up.largest), random.fold_in(key_look, k), contiguous
             estimator = using(gradient_state, (kind > 0) | (t == 0)) if expanding else gradient_state
+            if decides(estimator):  # the noise is that of minibatches; the chains may go on with all rows
+                estimator = estimator._replace(all_rows=jnp.where(due, place == 0, estimator.all_rows))
             gradients = probe(potential, *parts, there, estimator, *rest)
             moments = moments.add(warm_up.block, there, gradients.first, gradients.second)
             return moments, looks.add(kind, place, gradients)

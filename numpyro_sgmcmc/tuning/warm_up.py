@@ -15,7 +15,9 @@ from numpyro_sgmcmc.tuning.pilot import BLOCKS, Evidence, Moments, is_lost, scor
 from numpyro_sgmcmc.types import Phase
 from numpyro_sgmcmc.utils import html
 
-ACCEPTED, FEW_ACCEPTED = 0.97, 0.88  # the share of steps that should pass a Metropolis test, and that is too small
+# the share of steps that may be rejected by a Metropolis test, and the one that should be; also per unit of time
+REJECTED = 0.12, 1.0
+AIM = 0.03, 0.5
 CHECKED = 20 * BLOCKS  # transitions of the shortest warm-up whose second half is long enough for a check
 
 MEANING = {
@@ -95,6 +97,11 @@ class Settings(dict):
         return jax.tree.map(lambda part: part[0], own) if np.ndim(own.curvature) == 1 else own
 
     @property
+    def uses_all_rows(self) -> bool:
+        """Whether the warm-up has chosen all rows, in each chain that has found its own settings."""
+        return self.share is not None and bool(np.all(np.asarray(self.share) == 1))
+
+    @property
     def kept(self) -> dict[str, jax.Array]:
         """The numbers that a run keeps, by their names in :class:`~numpyro_sgmcmc.report.monitor.Monitor`."""
         if self.scores is None:
@@ -164,16 +171,18 @@ class WarmUp(NamedTuple):
 
     def reach_of_test(self, step_size: jax.Array) -> jax.Array:
         r"""
-        The step size at which a share ``ACCEPTED`` of the steps passes the Metropolis test; infinity if enough pass.
-        A rejection reverses the momentum, so between two of them a chain must go some way.
+        The step size at which the Metropolis test rejects only a share ``AIM`` of the steps; infinity if it rejects at
+        most ``REJECTED``. A rejection reverses the momentum, so between two of them a chain must go some way: the
+        distance 1, which is the time 1, or 1 / h steps.
 
         The work of a step is about normal, with mean :math:`\sigma^2 / 2`, variance :math:`\sigma^2` and
         :math:`\sigma \propto h^3`, so a share :math:`2 \Phi(-\sigma / 2)` passes.
         """
-        share = jnp.clip(1 - self.rejected / jnp.maximum(self.moments.draws, 1), 1e-3, 1)
-        sigma = lambda share: -2 * ndtri(share / 2)  # noqa: E731
-        smaller = jnp.maximum(sigma(ACCEPTED) / jnp.maximum(sigma(share), 1e-3), 0.25**3) ** (1 / 3)
-        return jnp.where(share < FEW_ACCEPTED, smaller * step_size, jnp.inf)
+        rejected = jnp.clip(self.rejected / jnp.maximum(self.moments.draws, 1), 0, 0.999)
+        sigma = lambda rejected: -2 * ndtri((1 - rejected) / 2)  # noqa: E731
+        most, aim = (jnp.minimum(share, rate * step_size) for share, rate in (REJECTED, AIM))
+        smaller = jnp.maximum(sigma(aim) / jnp.maximum(sigma(rejected), 1e-3), 0.25**3) ** (1 / 3)
+        return jnp.where(rejected > most, smaller * step_size, jnp.inf)
 
     def is_lost(self, statistics: Evidence) -> jax.Array:
         """Whether the draws of a round say nothing; a round of a short warm-up has too few draws to know."""

@@ -1,4 +1,4 @@
-"""The available memory, and the memory that a computation needs."""
+"""The available memory, and the memory and the operations that a computation needs."""
 
 import itertools
 import logging
@@ -12,6 +12,11 @@ from jax.extend.core import Jaxpr, Literal
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
 
 logger = logging.getLogger("numpyro_sgmcmc")
+
+PRODUCTS = 4  # products of a matrix that take as long as another operation on a number
+SLOW = 30  # other operations that take as long as one of a special function
+SPECIAL = {"lgamma", "digamma", "igamma", "igammac", "igamma_grad_a", "random_gamma_grad", "erf_inv", "bessel_i0e"}
+SPECIAL |= {"bessel_i1e", "regularized_incomplete_beta"}
 
 
 def limit() -> int | None:
@@ -68,13 +73,33 @@ def peak(jaxpr: Jaxpr) -> int:
 
 def largest_array(jaxpr: Jaxpr) -> int:
     """The numbers of the largest array that an equation makes."""
-    made = (math.prod(getattr(v.aval, "shape", ())) for eqn in jaxpr.eqns for v in eqn.outvars)
+    made = (math.prod(_shape(v.aval)) for eqn in jaxpr.eqns for v in eqn.outvars)
     inside = (largest_array(body) for eqn in jaxpr.eqns for body in bodies(eqn))
     return max(itertools.chain(made, inside), default=0)
 
 
+def operations(jaxpr: Jaxpr) -> float:
+    """About how many operations on single numbers take as long as this program; a loop without a length counts once."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if inside := bodies(eqn):
+            total += eqn.params.get("length", 1) * sum(map(operations, inside))
+            continue
+        size = sum(math.prod(_shape(v.aval)) for v in eqn.outvars)
+        if name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            size *= 1 + math.prod(_shape(eqn.invars[0].aval)[axis] for axis in contracted) / PRODUCTS
+        total += size * (SLOW if name in SPECIAL else 1)
+    return total
+
+
 def _bytes(aval: Any) -> int:
-    return math.prod(getattr(aval, "shape", ())) * getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return math.prod(_shape(aval)) * getattr(getattr(aval, "dtype", None), "itemsize", 0)
+
+
+def _shape(aval: Any) -> tuple[int, ...]:
+    return getattr(aval, "shape", ())
 
 
 def bodies(eqn: Any) -> list[Jaxpr]:

@@ -137,6 +137,10 @@ def test_the_step_size_at_which_enough_steps_pass():
         h = round_with(rejected=jnp.array(100 * (1 - share))).reach_of_test(jnp.array(0.3))
         np.testing.assert_allclose((h / 0.3) ** 3, sigma(0.97) / sigma(share), rtol=1e-3)
     assert round_with(rejected=jnp.array(10.0)).reach_of_test(jnp.array(0.3)) == jnp.inf
+    # with short steps it is the time between two rejections that counts
+    assert round_with(rejected=jnp.array(1.9)).reach_of_test(jnp.array(0.02)) == jnp.inf
+    h = round_with(rejected=jnp.array(4.0)).reach_of_test(jnp.array(0.02))
+    np.testing.assert_allclose((h / 0.02) ** 3, sigma(0.99) / sigma(0.96), rtol=1e-3)
     np.testing.assert_allclose(round_with(rejected=jnp.array(100.0)).reach_of_test(jnp.array(0.3)), 0.3 / 4, rtol=0.02)
 
 
@@ -146,9 +150,13 @@ def test_steps_that_seldom_pass_become_smaller_after_each_round(chains, monkeypa
     mcmc = MCMC(SGHMC(normal), num_warmup=400, num_samples=1, num_chains=chains, **CHAINS)
     mcmc.warmup(random.key(0), collect_warmup=True, extra_fields=("step_size",))
     h = mcmc.get_extra_fields(group_by_chain=True)["step_size"][0]
-    ratio = (norm.ppf(0.97 / 2) / norm.ppf(0.5 / 2)) ** (1 / 3)
     rounds = [20, 75, 150, 250, 350]  # a step in each, which end at 50, 100, 200 and 300
-    np.testing.assert_allclose(h[np.array(rounds)], h[20] * ratio ** np.arange(5), rtol=1e-3)
+    expected = [h[20]]
+    for _ in rounds[1:]:
+        aim = min(0.03, expected[-1] / 2)
+        ratio = norm.ppf((1 - aim) / 2) / norm.ppf(0.5 / 2)
+        expected.append(expected[-1] * max(ratio, 0.25**3) ** (1 / 3))
+    np.testing.assert_allclose(h[np.array(rounds)], expected, rtol=1e-3)
 
 
 def test_a_rejected_step_reverses_the_chain(monkeypatch):
