@@ -43,7 +43,7 @@ def decides(gradient_state: Any) -> bool:
 
 
 def uses_all_rows(gradient_state: Any) -> jax.Array:
-    """Whether the gradients are exact, in steps that pass a Metropolis test if they are."""
+    """Whether the gradients are exact, in a state with an acceptance probability."""
     return gradient_state.all_rows if decides(gradient_state) else jnp.ones((), bool)
 
 
