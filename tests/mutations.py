@@ -476,7 +476,7 @@ FAULTS = [
           "test_second_order:couple"),
     Fault("second order: the border of an arrow", "second_order", "jnp.sum(B * v_globals, -1)", "0",
           "test_second_order:that_of"),
-    Fault("second order: never tried", "choice", "cheap & (LARGER * h <= of_all)", "cheap & (LARGER * h > quiet)",
+    Fault("second order: never tried", "choice", "cheap & (LARGER * h <= of_all)", "cheap & (LARGER * h > of_all)",
           "test_second_order:warm_up"),
     Fault("second order: blocks alone have it in the first round", "tuner", "(kind > 0) | (t == 0)", "kind > 0",
           "test_second_order:order_of_the_chain"),
