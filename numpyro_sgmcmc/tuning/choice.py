@@ -69,14 +69,14 @@ class Choice:
         energy = jnp.where(sound[:, 0], energy, jnp.inf)
         x, gradient, places = (turned(x, turns, axes) for x in (x, gradient, moments.places))
         coordinates = coordinates if turns is None else coordinates.turned(axes)
-        # without noise
-        of_all = self.rule.step_size(jax.tree.map(jnp.zeros_like, of_noise), bend, warm_up.largest)
+        silent = jax.tree.map(jnp.zeros_like, of_noise)
+        of_all = self.rule.step_size(silent, bend, warm_up.largest)
         share, batch_size = settings.share, settings.batch_size
         if decides(gradient_state):
             all_rows = gradient_state.all_rows | are_cheaper(potential, h, of_all)
             gradient_state = gradient_state._replace(all_rows=all_rows)
             h = jnp.where(all_rows, of_all, h)
-            of_noise = trees.where(all_rows, jax.tree.map(jnp.zeros_like, of_noise), of_noise)
+            of_noise = trees.where(all_rows, silent, of_noise)
             share = jnp.where(all_rows, 1, share)
             batch_size = {name: jnp.where(all_rows, potential.plates[name].size, n) for name, n in batch_size.items()}
         steps = jnp.clip(jnp.ceil(warm_up.length / h), 1, MOST_STEPS).astype(jnp.int32)
