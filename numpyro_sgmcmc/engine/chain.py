@@ -172,7 +172,7 @@ class Chain:
             step_size=h,
             potential_estimate=jnp.where(taken, new_energy, energy),
             diverging=state.diverging | ~accepted,
-            refused=jnp.where(accepted | taken, self._still_refused(state), state.refused + 1),
+            refused=jnp.where(accepted | taken, self.still_refused(state), state.refused + 1),
             accept_prob=probabilities,
         )
 
@@ -194,7 +194,7 @@ class Chain:
         """z, in the variables of the potential."""
         return sites_at(state.settings.coordinates, state.phase.z, potential.prototype)
 
-    def _still_refused(self, state: SGMCMCState) -> jax.Array:
+    def still_refused(self, state: SGMCMCState) -> jax.Array:
         """The number of steps refused in a row, after an accepted step."""
         if not self.integrator.evaluates_start:
             return jnp.zeros_like(state.refused)

@@ -106,7 +106,8 @@ class SGMCMCState(_Fields):
     - **potential_estimate** - minibatch estimate of U at the last evaluation of the gradient: noisy, and not at ``z``.
     - **temperature** - kinetic temperature, NaN after a step without noise; or ``()``, or ``TemperatureFromSteps()``.
     - **diverging** - whether the last transition refused a step that ended in non-finite values or outside the support.
-    - **refused** - steps refused in a row.
+    - **refused** - steps refused in a row. From ten on, steps that are taken are subtracted if the warm-up has chosen
+      the step size.
     - **marks** - see :class:`RarelyChanging`.
     - **rng_key** - key of the next transition.
     - **settings** - those that the warm-up has found so far, the same for all chains, see

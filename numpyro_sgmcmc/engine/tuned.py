@@ -13,6 +13,10 @@ that falls back from far away, where :math:`|x'|^2` exceeds the same bound, fast
 far, so the gradient points back where it ends; in a fall it points further down, :math:`(x' - x)^T \nabla U(x') < 0`.
 Such a step is taken. Its momentum gets the length that it has on average. With the momentum reversed, the chain would
 climb up again.
+
+Where the curvature is much larger than in the warm-up, every step of size h may be refused. After each ten of them in a
+row the steps have half of the size, and the count of refused steps then falls by one with each step that is taken. So
+no chain stays there.
 """
 
 from collections.abc import Callable
@@ -53,6 +57,7 @@ from numpyro_sgmcmc.types import Phase, Rows, Sites, TemperatureFromSteps
 from numpyro_sgmcmc.utils import trees
 
 PER_COORDINATE, BEYOND = 3, 50  # of the bound 3 d + 50
+PATIENCE, MOST_HALVINGS = 10, 20  # steps refused in a row at one step size, and how often it is halved
 FEW_COORDINATES = 0.1  # coordinates for each row of a minibatch: the noise of a control variate is about d / n
 
 
@@ -184,12 +189,15 @@ class TunedChain(Chain):
     # -- a step -------------------------------------------------------------------------------------------------
 
     def step_size(self, state: SGMCMCState) -> jax.Array:
-        """h, after the warm-up multiplied by a relative schedule; constant during a transition."""
-        h = state.settings.step_size
+        """h, after the warm-up multiplied by a relative schedule, and halved after each ten steps refused in a row."""
+        h = state.settings.step_size * 0.5 ** jnp.minimum(state.refused // PATIENCE, MOST_HALVINGS)
         if isinstance(self.schedule, Constant):
             return h
         after = jnp.maximum(state.warm_up.transition - 1 - state.warm_up.num_warmup, 0).astype(h.dtype)
         return h * self.schedule(after * state.settings.steps_per_sample).astype(h.dtype)
+
+    def still_refused(self, state: SGMCMCState) -> jax.Array:
+        return jnp.where(state.refused >= PATIENCE, state.refused - 1, super().still_refused(state))
 
     def accepted(self, finite: jax.Array, old: Phase, new: Phase, h: jax.Array) -> jax.Array:
         """Whether chance also allows the kinetic energy, or without a momentum the length of the step."""

@@ -65,12 +65,19 @@ def test_the_bound_is_beyond_chance(d):
 D = 4
 
 
-def chain_and_state(kernel_class, there=None, h=0.1, **options):
-    """A potential, a chain and its state, with step size ``h``, on four standard normal coordinates."""
+def normal():
+    numpyro.sample("z", dist.Normal(0, 1).expand([D]).to_event(1))
 
-    def model():
-        numpyro.sample("z", dist.Normal(0, 1).expand([D]).to_event(1))
 
+def quartic():
+    z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), (D,)))
+    numpyro.factor("energy", -(z**4).sum())
+    with numpyro.plate("rows", 2, subsample_size=1) as rows:  # with all rows the steps would pass a Metropolis test
+        numpyro.sample("y", dist.Normal(0, 1), obs=jnp.zeros(2)[rows])
+
+
+def chain_and_state(kernel_class, there=None, h=0.1, model=normal, **options):
+    """A potential, a chain and its state, with step size ``h``, in the four coordinates of the model."""
     kernel = kernel_class(model, **options)
     state = kernel.init(random.key(0), 100, None, (), {})
     potential = kernel.potential((), {})
@@ -118,6 +125,20 @@ def test_a_chain_comes_back_from_far_away():
     end = jax.jit(lambda state: lax.fori_loop(0, 600, lambda _, s: chain.step(potential, s), state))(far)
     assert end.diverging
     assert jnp.linalg.norm(end.phase.z) < 6
+
+
+def test_a_chain_leaves_a_place_where_every_step_is_refused():
+    """
+    With U = sum z^4, z = 3.2 and h = 0.3, each coordinate of the momentum after a step is about -10, and the bound on
+    the sum of their squares is 62. The steps become shorter there, and have their size again where they are taken.
+    """
+    potential, chain, state = chain_and_state(SGHMC, 3.2, h=0.3, model=quartic)
+    state = chain.refresh(potential, state)
+    step = jax.jit(lambda state, _: (new := chain.step(potential, state), (new.step_size, new.refused)))
+    end, (sizes, refused) = lax.scan(step, state, length=400)
+    assert (refused[:10] == jnp.arange(1, 11)).all() and (sizes[:10] == 0.3).all() and sizes[10] == 0.15
+    assert jnp.abs(end.phase.z).max() < 2.5
+    assert (refused[-100:] < 10).all() and (sizes[-100:] == 0.3).all()
 
 
 @pytest.mark.parametrize("phase, possible", [(np.sqrt(62 / 4), True), (np.sqrt(63 / 4), False), (np.nan, False)])
