@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 from jax import lax, random
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from numpyro.optim import Adam
 
@@ -128,17 +129,19 @@ def mean_field(
             for name, plate in potential.plates.items()
         }
 
-    def draw(q, key):
-        return jax.tree.map(lambda m, s, n: m + jnp.exp(s) * n, *q, noise.normal_like(key, q[0]))
-
     def loss(q, rows, key):
         key_noise, key_model = random.split(key)
-        return potential.estimate(draw(q, key_noise), rows, key_model) - trees.total(q[1])
+        mean, log_width = q
+        draw = unravel(mean + jnp.exp(log_width) * noise.normal(key_noise, mean.shape, mean.dtype))
+        return potential.estimate(draw, rows, key_model) - log_width.sum()
 
-    start = (z, jax.tree.map(lambda x: jnp.full_like(x, LOG_WIDTH), z))
+    # as vectors, which compile sooner than a pair of arrays for each site
+    origin, unravel = ravel_pytree(z)
+    start = origin, jnp.full_like(origin, LOG_WIDTH)
     scheme = Reshuffled(contiguous=True) if contiguous else WithoutReplacement()
     state = minimise(loss, optimizer, optimizer.init(start), (0, DESCENT_STEPS), scheme, plates, key_rows, key)
-    return jax.tree.map(lambda new, old: new.astype(old.dtype), optimizer.get_params(state), start)
+    mean, log_width = (new.astype(origin.dtype) for new in optimizer.get_params(state))
+    return unravel(mean), unravel(log_width)
 
 
 def falling_adam(first: Any, last: float, steps: int) -> Adam:

@@ -133,13 +133,13 @@ class Tuner:
         settings = replace(settings, scores=trees.where(last, Scores.from_evidence(statistics), settings.scores))
         earlier = jnp.where(halfway, jnp.stack([statistics.gradient, statistics.virial]), warm_up.earlier)
         warm_up = warm_up._replace(earlier=earlier)
-        few_pass = warm_up.reach_of_test(settings.step_size) < settings.step_size
-        wrong = warm_up.is_too_large(settings.step_size, statistics) | few_pass
+        reach = warm_up.reach_of_test(settings.step_size)
+        wrong = warm_up.is_too_large(settings.step_size, statistics) | (reach < settings.step_size)
         due = (t == 0) | correction | ((halfway | last) & wrong)
         # the noise is measured at draws if the round has some, otherwise at draws from the normal approximation
         drawn = jnp.minimum(warm_up.moments.draws.astype(jnp.int32), len(warm_up.moments.places))
         drawn = jnp.where((drawn > 0) & ~warm_up.is_lost(statistics), drawn, len(warm_up.moments.places))
-        change = partial(self._change, potential, z, key_change, statistics)
+        change = partial(self._change, potential, z, key_change, statistics, reach)
         operands = settings, warm_up, phase.z, gradient_state
         settings, warm_up, x, gradient_state = lax.cond(due, change, lambda *same: same, *operands)
         begins = due | halfway
@@ -182,7 +182,7 @@ class Tuner:
     def _blocks(self, potential: Potential) -> Any:
         return blocks_of(potential.prototype, self.dense_mass)
 
-    def _change(self, potential, z, key, statistics, settings, warm_up, x, gradient_state):
+    def _change(self, potential, z, key, statistics, reach, settings, warm_up, x, gradient_state):
         """New coordinates, positions in them, and the estimator's state."""
         key_search, key_center, key_x, key_hessian = random.split(key, 4)
         places = warm_up.moments.places
@@ -208,7 +208,7 @@ class Tuner:
             late = (warm_up.transition > warm_up.num_warmup // 8) & (warm_up.num_warmup >= CHECKED)
             halved = lost | (late & warm_up.is_too_large(settings.step_size, statistics))
             largest = jnp.where(halved, 0.5 * warm_up.largest, warm_up.largest)
-            largest = jnp.minimum(largest, warm_up.reach_of_test(settings.step_size))
+            largest = jnp.minimum(largest, reach)
             slow = late & (statistics.slowest < SLOW) & ~lost
             longer = jnp.clip(2 * SLOW / statistics.slowest, 1, LONGEST / warm_up.length)
             length = warm_up.length * jnp.where(slow, longer, 1)

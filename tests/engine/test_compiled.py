@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 from processes import in_a_fresh_process
 import pytest
 
-from numpyro_sgmcmc import SGHMC, ControlVariate, find_mode
+from numpyro_sgmcmc import SGHMC, SGNHT, ControlVariate, find_mode
+from numpyro_sgmcmc.tuning.start import mean_field
 
 SEARCH = {"batch_size": models.B, "num_steps": 2000, "progress_bar": False}
 
@@ -121,3 +122,38 @@ def test_precision_of_products(chosen, options, precision):
         state = kernel.init(random.key(0), 20, None, (models.ROWS,), {})
         jax.eval_shape(lambda state: kernel.sample(state, (models.ROWS,), {}), state)
     assert len(traced) > 5 and set(traced) == {precision}
+
+
+def additive(number):
+    """A regression with a site for each coefficient."""
+
+    def model(x, y):
+        w = jnp.stack([numpyro.sample(f"w{k}", dist.Normal(0, 1)) for k in range(number)])
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(x[rows] @ w, 1), obs=y[rows])
+
+    return model, (jnp.ones((100, number)), jnp.zeros(100))
+
+
+@pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
+def test_a_program_grows_in_proportion_to_the_sites(kernel_class):
+    """XLA computes whether all of them are finite once, not once for each site."""
+
+    def lines(number):
+        model, args = additive(number)
+        kernel = kernel_class(model, batch_size=10, step_size=0.1)
+        state = kernel.init(random.key(0), 10, {f"w{k}": jnp.zeros(()) for k in range(number)}, args, {})
+        return jax.jit(lambda state: kernel.sample(state, args, {})).lower(state).compile().as_text().count("\n")
+
+    assert lines(40) < 2.5 * lines(20)
+
+
+def test_so_does_that_of_a_descent():
+    def lines(number):
+        model, args = additive(number)
+        potential = SGHMC(model, batch_size=10).potential(args, {})
+        z = {name: jnp.zeros(()) for name in potential.prototype}
+        descent = jax.jit(lambda z, key: mean_field(potential, z, key, key))
+        return descent.lower(z, random.key(0)).compile().as_text().count("\n")
+
+    assert lines(40) < 2.5 * lines(20)

@@ -231,13 +231,13 @@ def test_a_search_uses_each_key_once(model_keys):
 
 def test_the_descent_of_a_thermostat_uses_each_key_once(model_keys, monkeypatch):
     record = Recorder()
-    normal_like = start_module.noise.normal_like
+    normal = start_module.noise.normal
 
-    def recorded(rng_key, tree):
+    def recorded(rng_key, *rest):
         record(rng_key)
-        return normal_like(rng_key, tree)
+        return normal(rng_key, *rest)
 
-    monkeypatch.setattr(start_module.noise, "normal_like", recorded)
+    monkeypatch.setattr(start_module.noise, "normal", recorded)
     monkeypatch.setattr(start_module, "DESCENT_STEPS", 5)
     potential = ModelPotential.from_model(gaussian, (jnp.asarray(X),), {}, 100)
     mean_field(potential, {"mu": jnp.zeros(())}, random.key(1), random.key(2))
