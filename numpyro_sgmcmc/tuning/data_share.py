@@ -21,6 +21,8 @@ A site that the model has non-centred stays so if its elements have different sc
 process in a basis do: such scales can change by orders of magnitude, and nothing near a single position shows it.
 """
 
+from functools import partial
+
 import jax
 from jax import lax, random
 import jax.numpy as jnp
@@ -46,27 +48,37 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     a = potential.in_variables_of(written, z)
     key_signs, key_model = random.split(rng_key)
 
-    def curvature(name, energy):
-        """The diagonal of the Hessian with respect to a site, from random vectors of signs."""
-        slope = jax.grad(lambda x: energy({**a, name: x}))
+    def curvatures(energy):
+        """The diagonal of the Hessian of ``energy(k, z)`` in the k-th site, from random vectors of signs, by site."""
 
-        def diagonal(key):
-            signs = random.rademacher(key, sites[name].shape, sites[name].dtype)
-            return signs * gradient_and_product(slope, a[name], signs)[1]
+        def diagonal(k, key):
+            slope = jax.grad(lambda x: energy(k, {**a, **x}))
+            signs = {
+                name: (j == k) * random.rademacher(key, site.shape, site.dtype)
+                for j, (name, site) in enumerate(sites.items())
+            }
+            product = gradient_and_product(slope, {name: a[name] for name in sites}, signs)[1]
+            return jax.tree.map(jnp.multiply, signs, product)
 
-        return jax.vmap(diagonal)(random.split(key_signs, PROBES)).mean(0)
+        # in a loop, so that the product is compiled once, however many sites there are
+        keys = random.split(key_signs, PROBES)
+        of_site = lambda k: jax.tree.map(lambda x: x.mean(0), jax.vmap(partial(diagonal, k))(keys))  # noqa: E731
+        return jax.tree.map(lambda x: x.sum(0), lax.map(of_site, jnp.arange(len(sites))))
 
     def of_all(potential, a, rows, key):
         del a
-        curvatures = {name: curvature(name, lambda z: potential.estimate(z, rows, key)) for name in sites}
-        return {name: curvatures.get(name, jnp.zeros_like(x)) for name, x in z.items()}
+        found = curvatures(lambda _, z: potential.estimate(z, rows, key))
+        return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
 
-    total = over_all_rows(written, of_all, a, key_model)
+    def prior(k, z):
+        energies = written.by_site(z, written.some_rows())
+        return sum((j == k) * energies[name] for j, name in enumerate(sites))
+
+    total, own = over_all_rows(written, of_all, a, key_model), curvatures(prior)
     form_of_site, shares = forms(written, a), {}
     for name in sites:
         form = form_of_site[name]
-        own = curvature(name, lambda z, name=name: written.by_site(z, written.some_rows())[name])
-        data = form.standardised(jnp.maximum(total[name] - own, 0))
+        data = form.standardised(jnp.maximum(total[name] - own[name], 0))
         share = jnp.where(jnp.isfinite(data), data / (data + 1), 1)
         group = _groups_by_scale(form.scale if isinstance(form, LocationScale) else jnp.ones(()), share)
         over_elements = lambda x, own=group: jax.ops.segment_sum(x.ravel(), own, x.size)[own]  # noqa: E731

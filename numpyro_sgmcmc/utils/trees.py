@@ -19,7 +19,7 @@ def size(tree: Any) -> int:
 
 def total(tree: Any) -> jax.Array:
     """Sum over all coordinates of all leaves."""
-    return _once(jax.tree.reduce(operator.add, jax.tree.map(lambda leaf: leaf.sum(), tree)), tree)
+    return once(jax.tree.reduce(operator.add, jax.tree.map(lambda leaf: leaf.sum(), tree)), tree)
 
 
 def all_finite(tree: Any) -> jax.Array:
@@ -29,11 +29,11 @@ def all_finite(tree: Any) -> jax.Array:
 
 def where(condition: jax.Array, new: Any, old: Any) -> Any:
     """Leafwise choice by one scalar; the dtypes are those of ``old``."""
-    condition = _once(condition, old)
+    condition = once(condition, old)
     return jax.tree.map(lambda n, o: jnp.where(condition, n.astype(o.dtype), o), new, old)
 
 
-def _once(scalar: jax.Array, tree: Any) -> jax.Array:
+def once(scalar: jax.Array, tree: Any) -> jax.Array:
     """
     A scalar that all leaves have in common. XLA would compute what leads to it again for each leaf: a model with 40
     scalar sites took minutes to compile.
