@@ -251,7 +251,7 @@ FAULTS = [
           "test_explosions:lost_round_is"),
     Fault("trees: what sites have in common is computed for each", "trees", "> FEW_LEAVES", "> 10**6",
           "test_compiled:proportion"),
-    Fault("handlers: values are computed for each site that depends on them", "handlers", "trees.once(value, z)", "value",
+    Fault("handlers: a value is computed for each site that needs it", "handlers", "trees.once(value, z)", "value",
           "test_compiled:each_other"),
     Fault("chain: stays where steps are refused", "tuned", "* 0.5 ** jnp", "* 1.0 ** jnp",
           "test_explosions:leaves"),
