@@ -19,7 +19,7 @@ import numpy as np
 
 from numpyro_sgmcmc.model.structure import Site
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.tuning.coordinates import unraveler
+from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional, unraveler
 from numpyro_sgmcmc.utils import noise
 from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
@@ -104,7 +104,10 @@ def candidates(sites: dict[str, Site]) -> dict[Any, dict[str, tuple[int, ...]]]:
 
 
 def layout_of(potential: ModelPotential, coupled: Any) -> Layout | None:
-    """The layout of a model, or None if it has no groups that are not ``coupled``, or few coordinates."""
+    """
+    The layout of a model, or None if it has no groups that are not ``coupled``, or few coordinates. Several families,
+    as those of crossed effects, are coupled to each other, so a full matrix is used if there is one.
+    """
     sites = {name: site for name, site in potential.structure.sites.items() if name in potential.prototype}
     sizes = {name: math.prod(shape.shape) for name, shape in potential.prototype.items()}
     d = sum(sizes.values())
@@ -120,6 +123,8 @@ def layout_of(potential: ModelPotential, coupled: Any) -> Layout | None:
             layout = _layout(potential, chosen)
             if layout.size <= min(GLOBALS, BORDER // (d - layout.size)) and layout.size <= d / 2:
                 return layout
+            if not is_high_dimensional(potential.prototype):
+                return None
     return None
 
 

@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, init_to_median
 import pytest
 
 from numpyro_sgmcmc import SGHMC, settings
-from numpyro_sgmcmc.tuning import groups
+from numpyro_sgmcmc.tuning import coordinates, groups
 from numpyro_sgmcmc.tuning.arrow import Arrow
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, Part, coupling, layout_of
 from numpyro_sgmcmc.tuning.newton import normal_law
@@ -126,8 +126,12 @@ def test_small_plates_are_global_and_the_largest_one_has_groups():
 
 
 def test_two_large_plates_are_families_of_their_own(monkeypatch):
+    """Only if there are too many coordinates for a matrix, because the rows couple the families."""
     monkeypatch.setattr(groups, "GLOBALS", 10)
-    layout = seen_layout(SGHMC(crossed, batch_size=100), 120, 30, ROWS, OTHER, np.zeros(2000, np.float32))
+    args = 120, 30, ROWS, OTHER, np.zeros(2000, np.float32)
+    assert seen_layout(SGHMC(crossed, batch_size=100), *args) is None
+    monkeypatch.setattr(coordinates, "DENSE", 100)
+    layout = seen_layout(SGHMC(crossed, batch_size=100), *args)
     assert layout is not None and layout.families == ((120, 1), (30, 1)) and layout.size == 3
 
 
