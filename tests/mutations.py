@@ -255,7 +255,7 @@ FAULTS = [
           "test_compiled:proportion"),
     Fault("handlers: a value is computed for each site that needs it", "handlers", "trees.once(value, z)", "value",
           "test_compiled:each_other"),
-    Fault("chain: stays where steps are refused", "tuned", "* 0.5 ** jnp", "* 1.0 ** jnp",
+    Fault("chain: stays where steps are refused", "tuned", "0.5 ** halvings", "1.0 ** halvings",
           "test_explosions:leaves"),
     Fault("chain: any energy", "tuned", "PER_COORDINATE * d + BEYOND", "1e30", "test_explosions:schools or impossible"),
     Fault("chain: energy of one coordinate", "tuned", "_is_possible(d * temperature", "_is_possible(temperature",

@@ -190,7 +190,8 @@ class TunedChain(Chain):
 
     def step_size(self, state: SGMCMCState) -> jax.Array:
         """h, after the warm-up multiplied by a relative schedule, and halved after each ten steps refused in a row."""
-        h = state.settings.step_size * 0.5 ** jnp.minimum(state.refused // PATIENCE, MOST_HALVINGS)
+        h, halvings = state.settings.step_size, jnp.minimum(state.refused // PATIENCE, MOST_HALVINGS)
+        h *= 0.5 ** halvings.astype(h.dtype)
         if isinstance(self.schedule, Constant):
             return h
         after = jnp.maximum(state.warm_up.transition - 1 - state.warm_up.num_warmup, 0).astype(h.dtype)

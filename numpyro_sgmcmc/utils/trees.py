@@ -33,12 +33,12 @@ def where(condition: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(condition, n.astype(o.dtype), o), new, old)
 
 
-def once(scalar: jax.Array, tree: Any) -> jax.Array:
+def once(value: jax.Array, tree: Any) -> jax.Array:
     """
-    A scalar that all leaves have in common. XLA would compute what leads to it again for each leaf: a model with 40
-    scalar sites took minutes to compile.
+    A value on which many leaves of ``tree`` depend. XLA would compute it again for each of them, so that a model with
+    40 scalar sites took minutes to compile.
     """
-    return lax.optimization_barrier(scalar) if len(jax.tree.leaves(tree)) > FEW_LEAVES else scalar
+    return lax.optimization_barrier(value) if len(jax.tree.leaves(tree)) > FEW_LEAVES else value
 
 
 def like(value: Any, tree: Any) -> Any:
