@@ -136,6 +136,12 @@ def additive(number):
     return model, (jnp.ones((100, number)), jnp.zeros(100))
 
 
+KEEPS_BARRIERS = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="the CPU compiler of jax 0.10 drops barriers"
+)
+
+
+@KEEPS_BARRIERS
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
 def test_a_program_grows_in_proportion_to_the_sites(kernel_class):
     """XLA computes whether all of them are finite once, not once for each site."""
@@ -160,6 +166,7 @@ def test_so_does_that_of_a_descent():
     assert lines(40) < 2.5 * lines(20)
 
 
+@KEEPS_BARRIERS
 def test_so_does_that_of_sites_that_depend_on_each_other():
     """In centred variables each value is a function of all earlier ones."""
 
