@@ -17,7 +17,7 @@ from numpyro_sgmcmc.data.row_array import RowArray
 from numpyro_sgmcmc.model.given_values import is_missing, not_drawn
 from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX, handlers_around, rows_of, scan_wrapper
 from numpyro_sgmcmc.types import Rows, Sites
-from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.workarounds.once import once
 
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
 """Site -> transform from unconstrained values to the support of its distribution, or a function of both."""
@@ -132,7 +132,7 @@ def _value_at(z: Sites, transforms: Transforms | None, site: Any) -> Any:
         return x
     value, log_det = transformed(transform, x, fn)
     numpyro.factor(f"_{name}_log_det", log_det)
-    return trees.once(value, z)
+    return once(value, z)
 
 
 def transformed(transform: Transform, x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:

@@ -5,11 +5,10 @@ import operator
 from typing import Any
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-FEW_LEAVES = 8  # up to which XLA may repeat a computation for each leaf, which saves a pass over memory
+from numpyro_sgmcmc.utils.workarounds.once import once
 
 
 def size(tree: Any) -> int:
@@ -31,14 +30,6 @@ def where(condition: jax.Array, new: Any, old: Any) -> Any:
     """Leafwise choice by one scalar; the dtypes are those of ``old``."""
     condition = once(condition, old)
     return jax.tree.map(lambda n, o: jnp.where(condition, n.astype(o.dtype), o), new, old)
-
-
-def once(value: jax.Array, tree: Any) -> jax.Array:
-    """
-    A value on which many leaves of ``tree`` depend. XLA would compute it again for each of them, so that a model with
-    40 scalar sites took minutes to compile. The CPU compiler of jax 0.10 does so in spite of the barrier.
-    """
-    return lax.optimization_barrier(value) if len(jax.tree.leaves(tree)) > FEW_LEAVES else value
 
 
 def like(value: Any, tree: Any) -> Any:

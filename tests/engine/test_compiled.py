@@ -141,36 +141,40 @@ KEEPS_BARRIERS = pytest.mark.skipif(
 )
 
 
+def lines(fn, *args):
+    """The length of the compiled program."""
+    return jax.jit(fn).lower(*args).compile().as_text().count("\n")
+
+
 @KEEPS_BARRIERS
 @pytest.mark.parametrize("kernel_class", [SGHMC, SGNHT])
 def test_a_program_grows_in_proportion_to_the_sites(kernel_class):
     """XLA computes whether all of them are finite once, not once for each site."""
 
-    def lines(number):
+    def of_transition(number):
         model, args = additive(number)
         kernel = kernel_class(model, batch_size=10, step_size=0.1)
         state = kernel.init(random.key(0), 10, {f"w{k}": jnp.zeros(()) for k in range(number)}, args, {})
-        return jax.jit(lambda state: kernel.sample(state, args, {})).lower(state).compile().as_text().count("\n")
+        return lines(lambda state: kernel.sample(state, args, {}), state)
 
-    assert lines(40) < 2.5 * lines(20)
+    assert of_transition(40) < 2.5 * of_transition(20)
 
 
 def test_so_does_that_of_a_descent():
-    def lines(number):
+    def of_descent(number):
         model, args = additive(number)
         potential = SGHMC(model, batch_size=10).potential(args, {})
         z = {name: jnp.zeros(()) for name in potential.prototype}
-        descent = jax.jit(lambda z, key: mean_field(potential, z, key, key))
-        return descent.lower(z, random.key(0)).compile().as_text().count("\n")
+        return lines(lambda z, key: mean_field(potential, z, key, key), z, random.key(0))
 
-    assert lines(40) < 2.5 * lines(20)
+    assert of_descent(40) < 2.5 * of_descent(20)
 
 
 @KEEPS_BARRIERS
 def test_so_does_that_of_sites_that_depend_on_each_other():
     """In centred variables each value is a function of all earlier ones."""
 
-    def lines(number):
+    def of_gradient(number):
         def model():
             q, x = numpyro.sample("q", dist.HalfNormal(1)), 0.0
             for k in range(number):
@@ -179,7 +183,6 @@ def test_so_does_that_of_sites_that_depend_on_each_other():
         potential = SGHMC(model).potential((), {})
         z = {name: jnp.zeros(()) for name in potential.prototype}
         centred = centred_potential(potential, {name: jnp.asarray(0.5) for name in z if name != "q"})
-        gradient = jax.jit(jax.grad(lambda z: centred.estimate(z, {}, None)))
-        return gradient.lower(z).compile().as_text().count("\n")
+        return lines(jax.grad(lambda z: centred.estimate(z, {}, None)), z)
 
-    assert lines(40) < 2.5 * lines(20)
+    assert of_gradient(40) < 2.5 * of_gradient(20)
