@@ -20,7 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import Distribution
-from numpyro.distributions.transforms import AffineTransform, ComposeTransform, Transform
+from numpyro.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    OrderedTransform,
+    Transform,
+    ZeroSumTransform,
+)
 
 from numpyro_sgmcmc.model.dataflow import dependence
 from numpyro_sgmcmc.model.handlers import Transforms, given_transform
@@ -30,6 +36,7 @@ from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.types import Sites
 
 FAMILIES = dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel
+OF_VECTORS = OrderedTransform, ZeroSumTransform  # one-to-one from vectors without constraints
 
 
 class LocationScale(NamedTuple):
@@ -38,7 +45,7 @@ class LocationScale(NamedTuple):
     loc: Any
     scale: Any
     standard: Distribution  # that of e
-    transforms: tuple[Transform, ...] = ()  # from a to the value of the site, applied in order to each element
+    transforms: tuple[Transform, ...] = ()  # from a to the value of the site, applied in order
     mask: Any = True  # which elements have a density
 
     def transform(self, share: jax.Array) -> Transform:
@@ -82,7 +89,7 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
     if isinstance(form, Multivariate):
         return None
     for transform in fn.transforms:  # pyright: ignore[reportAttributeAccessIssue]
-        if transform.domain.event_dim or transform.codomain.event_dim:
+        if (transform.domain.event_dim or transform.codomain.event_dim) and not isinstance(transform, OF_VECTORS):
             return None
         if isinstance(transform, AffineTransform) and not form.transforms:
             loc, scale = transform.loc + transform.scale * form.loc, jnp.abs(transform.scale) * form.scale
@@ -91,6 +98,12 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
         else:
             form = form._replace(transforms=(*form.transforms, transform))
     return form
+
+
+def _shape_of(form: LocationScale | Multivariate, value: Any) -> tuple[int, ...]:
+    """The shape of a, given the value of the site."""
+    transforms = form.transforms if isinstance(form, LocationScale) else ()
+    return ComposeTransform([*transforms]).inverse_shape(jnp.shape(value))
 
 
 def centred_transform(centering: Sites, transforms: Transforms | None, name: str, fn: Distribution) -> Transform | None:
@@ -119,7 +132,7 @@ def location_and_scale_parents(
             replaced = name.removesuffix("_decentered") in tr.keys() - {name}
             own = given_transform(name, site["fn"], transforms) is not None
             left_out = replaced or own or scale != 1 or SCAN_INDEX in site["infer"]
-            if form is not None and not left_out and jnp.shape(site["value"]) == z[name].shape:
+            if form is not None and not left_out and _shape_of(form, site["value"]) == z[name].shape:
                 parameters_of[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
         return parameters_of
 
@@ -161,8 +174,8 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
         if name not in sites:
             raise ValueError(
                 f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
-                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, MultivariateNormal or "
-                "MultivariateStudentT, and its location or scale depends on other latents, or if it is the z of "
+                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, ZeroSumNormal, MultivariateNormal "
+                "or MultivariateStudentT, and its location or scale depends on other latents, or if it is the z of "
                 "mu + tau * z. Leave it out; "
                 f"{f'there are {sorted(sites)}' if sites else 'there is none'}."
             )

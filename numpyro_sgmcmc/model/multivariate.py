@@ -31,6 +31,7 @@ class Multivariate(NamedTuple):
     loc: Any  # shape (..., n)
     scale: Any  # R, lower triangular, shape (..., n, n)
     mask: Any = True  # which of the elements have a density
+    axis: int = -1  # of the site along which the vectors are
 
     def transform(self, share: jax.Array) -> Transform:
         return _FromCentred(self.loc, self.scale, jnp.where(self.mask, share, 1))
@@ -40,7 +41,15 @@ class Multivariate(NamedTuple):
 
     def standardised(self, curvature: jax.Array) -> jax.Array:
         r"""The curvature along each :math:`e_i` if it has this diagonal in a: :math:`\sum_j R_{ji}^2 k_j`."""
-        return jnp.einsum("...ji,...j->...i", self.scale**2, curvature)
+        along = jnp.einsum("...ji,...j->...i", self.scale**2, jnp.moveaxis(curvature, self.axis, -1))
+        return jnp.moveaxis(along, -1, self.axis)
+
+    @property
+    def is_triangular(self) -> jax.Array:
+        """Whether R is lower triangular with a positive diagonal, as a matrix that a model computes may not be."""
+        upper = jnp.abs(jnp.triu(self.scale, 1)).max((-2, -1))
+        diagonal = jnp.diagonal(self.scale, axis1=-2, axis2=-1)
+        return jnp.all((upper <= 1e-5 * jnp.abs(self.scale).max((-2, -1))) & (diagonal > 0).all(-1))
 
 
 class _FromCentred(Transform):
@@ -56,9 +65,7 @@ class _FromCentred(Transform):
 
     @property
     def _mixed(self) -> jax.Array:
-        """T."""
-        diagonal = (self._diagonal**self.share)[..., None] * jnp.eye(self.scale.shape[-1])
-        return self.share[..., None] * jnp.tril(self.scale, -1) + diagonal
+        return partly_whitened(self.scale, self._diagonal**self.share, self.share)
 
     def _difference(self, mixed: jax.Array, e: jax.Array) -> jax.Array:
         """a minus the variable that is sampled."""
@@ -66,10 +73,10 @@ class _FromCentred(Transform):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         mixed = self._mixed
-        return x + self._difference(mixed, _solved(mixed, x - self.share * self.loc))
+        return x + self._difference(mixed, solved(mixed, x - self.share * self.loc))
 
     def _inverse(self, y: jax.Array) -> jax.Array:
-        return y - self._difference(self._mixed, _solved(self.scale, y - self.loc))
+        return y - self._difference(self._mixed, solved(self.scale, y - self.loc))
 
     def log_abs_det_jacobian(self, x: jax.Array, y: jax.Array, intermediates: Any = None) -> jax.Array:
         log_det = jnp.sum((1 - self.share) * jnp.log(self._diagonal), -1)
@@ -79,7 +86,12 @@ class _FromCentred(Transform):
         return (self.loc, self.scale, self.share), (("loc", "scale", "share"), {})
 
 
-def _solved(matrix: jax.Array, y: jax.Array) -> jax.Array:
+def partly_whitened(scale: jax.Array, diagonal: jax.Array, share: jax.Array) -> jax.Array:
+    """T with this diagonal."""
+    return share[..., None] * jnp.tril(scale, -1) + diagonal[..., None] * jnp.eye(scale.shape[-1])
+
+
+def solved(matrix: jax.Array, y: jax.Array) -> jax.Array:
     """The solution of a lower triangular system, for matrices and vectors with any number of axes in front."""
     n = y.shape[-1]
     if n > WRITTEN_OUT:

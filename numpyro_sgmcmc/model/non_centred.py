@@ -10,6 +10,11 @@ that is sampled is
 
 as for sites that are written centred (:mod:`~numpyro_sgmcmc.model.centering`): at :math:`\lambda = 0` it is z, at 1 it
 is a.
+
+In the same way a can consist of vectors, :math:`a = m + R z`, as in ``mu + L @ z`` or ``mu + z @ L.T`` with a Cholesky
+factor L, or ``cumsum(tau * z)``. Then :math:`\tilde a = \lambda m + T z` with T as in
+:mod:`~numpyro_sgmcmc.model.multivariate`, made of the lower triangle of R. This keeps the posterior for any R, but
+helps only if R is triangular.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,33 +24,128 @@ import jax
 from jax.extend.core import primitives as p
 import jax.numpy as jnp
 
+from numpyro_sgmcmc.model.multivariate import Multivariate, partly_whitened, solved
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.program import Program
 
 _MOVES = {p.convert_element_type_p, p.copy_p, p.reshape_p, p.squeeze_p, p.broadcast_in_dim_p}
 _ARITHMETIC = {p.add_p, p.sub_p, p.mul_p, p.neg_p}
 _TAKES = {p.gather_p, p.dynamic_slice_p, p.slice_p}
+_MIXES = {p.dot_general_p, p.cumsum_p}
+
+LONGEST_VECTOR = 200  # R is computed in every gradient
 
 
 class Chain(NamedTuple):
     """How a value is computed from a site."""
 
-    aligned: bool = True  # it has the elements of the site in their order; otherwise some of them, in any order
+    axes: tuple[int, ...] | None  # the axes of the site in the order of those of the value; None after a reshape
+    aligned: bool = True  # it has the elements of the site; otherwise some of them, in any order
     uniform: bool = True  # m and s are the same for all elements
     factors: frozenset[int] = frozenset()  # the numbers of the factors of s that depend on other latents
+    vector: int | None = None  # the axis of the site along which R mixes the elements
+
+    def mixed(self, eqn: Any, operand: int, sizes: tuple[int, ...]) -> "Chain | None":
+        """The chain of a product with square matrices, or of a cumulative sum; None for other equations."""
+        if self.axes is None or eqn.params.get("reverse"):
+            return None
+        sums = eqn.primitive is p.cumsum_p
+        contracted, batched = ((eqn.params["axis"],), ()) if sums else _axes_of_product(eqn, operand)
+        if len(contracted) != 1:
+            return None
+        rest = [k for k in range(len(self.axes)) if k not in (*contracted, *batched)]
+        order = [*batched, *rest, *contracted] if operand == 0 else [*batched, *contracted, *rest]
+        axes = self.axes if sums else tuple(self.axes[k] for k in order)
+        vector = self.axes[contracted[0]]
+        is_square = tuple(sizes[k] for k in axes) == eqn.outvars[0].aval.shape
+        if not is_square or sizes[vector] > LONGEST_VECTOR or self.vector not in (None, vector):
+            return None
+        return self._replace(axes=axes, uniform=False, vector=vector)
+
+
+class Elements(NamedTuple):
+    """a = loc + scale z, by element."""
+
+    loc: jax.Array
+    scale: jax.Array
+
+    def sampled(self, z: jax.Array, share: jax.Array) -> jax.Array:
+        return share * self.loc + self._factor(share) * z
+
+    def written(self, x: jax.Array, share: jax.Array) -> jax.Array:
+        return (x - share * self.loc) / self._factor(share)
+
+    def log_det(self, share: jax.Array) -> jax.Array:
+        """Of the derivative of :meth:`written`."""
+        return -jnp.sum(jnp.log(jnp.abs(self._factor(share))))
+
+    def after(self, form: Any) -> Any:
+        """The form of a, where that of z is given."""
+        return form.scaled(jnp.abs(self.scale))
+
+    def _factor(self, share: jax.Array) -> jax.Array:
+        return _signed_power(self.scale, share)
+
+
+class Vectors(NamedTuple):
+    """a = loc + R z, along an axis; the methods are those of :class:`Elements`."""
+
+    form: Multivariate
+
+    def sampled(self, z: jax.Array, share: jax.Array) -> jax.Array:
+        share, z = self._last(share), self._last(z)
+        return self._back(share * self.form.loc + jnp.einsum("...ij,...j->...i", self._matrix(share), z))
+
+    def written(self, x: jax.Array, share: jax.Array) -> jax.Array:
+        share, x = self._last(share), self._last(x)
+        return self._back(solved(self._matrix(share), x - share * self.form.loc))
+
+    def log_det(self, share: jax.Array) -> jax.Array:
+        return -jnp.sum(jnp.log(jnp.abs(self._diagonal(self._last(share)))))
+
+    def after(self, form: Any) -> Multivariate:
+        scale = form.scale
+        if not isinstance(form, Multivariate):
+            scale = jnp.broadcast_to(scale, self._back(self.form.loc).shape)
+            scale = self._last(scale)[..., None] * jnp.eye(self.form.scale.shape[-1])
+        return self.form._replace(scale=self.form.scale @ scale)
+
+    def _diagonal(self, share: jax.Array) -> jax.Array:
+        return _signed_power(jnp.diagonal(self.form.scale, axis1=-2, axis2=-1), share)
+
+    def _matrix(self, share: jax.Array) -> jax.Array:
+        return partly_whitened(self.form.scale, self._diagonal(share), share)
+
+    def _last(self, x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x, self.form.axis, -1)
+
+    def _back(self, x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x, -1, self.form.axis)
+
+
+def _axes_of_product(eqn: Any, operand: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes of an operand over which a product sums, and those that it has in common with the other operand."""
+    contracted, batched = eqn.params["dimension_numbers"]
+    return contracted[operand], batched[operand]
+
+
+def _signed_power(scale: jax.Array, share: jax.Array) -> jax.Array:
+    size = jnp.maximum(jnp.abs(scale), jnp.finfo(scale.dtype).tiny) ** share
+    return jnp.where(scale < 0, -size, size)
 
 
 class NonCentred:
     """
     The sites of a model that are non-centred by hand. ``scales`` maps them to the sites on which their scales depend.
 
-    :param parameters: (z, rows) -> site -> the parameters of the distribution of each site, the latents among them.
+    :param parameters: (z, rows) -> site -> the parameters of the distribution of each site, the latents among them; and
+        the Cholesky factors among the latents.
     :param names: the sites that come into question.
     """
 
     def __init__(
         self,
-        parameters: Callable[[Sites, Rows], Mapping[str, Any]],
+        parameters: Callable[[Sites, Rows], tuple[Mapping[str, Any], Any]],
         prototype: Mapping[str, jax.ShapeDtypeStruct],
         rows: Rows,
         names: Iterable[str],
@@ -54,37 +154,37 @@ class NonCentred:
         closed, shapes = jax.make_jaxpr(parameters, return_shape=True)(dict(prototype), dict(rows))
         self._program = Program(closed)
         self._inputs = dict(zip(sorted(prototype), self._program.inputs))
-        outputs = jax.tree.unflatten(jax.tree.structure(shapes), self._program.outputs)
+        outputs, factors = jax.tree.unflatten(jax.tree.structure(shapes), self._program.outputs)
         self._rows = dict(zip(self._program.inputs[len(prototype) :], jax.tree.leaves(dict(rows))))
-        by_row, of_latents = map(self._program.dependents, (self._rows, self._inputs.values()))
+        computed = [k for eqn, _, numbers in self._program.equations if eqn.primitive is p.cholesky_p for k in numbers]
+        sources = self._rows, self._inputs.values(), [*jax.tree.leaves(factors), *computed]
+        self._by_row, self._of_latents, self._of_cholesky = map(self._program.dependents, sources)
         replaced = {}
         for name in names:
             others = {k for site, leaves in outputs.items() if site != name for k in jax.tree.leaves(leaves)}
-            chosen = self._chosen(self._inputs[name], others, by_row, of_latents)
+            chosen = self._chosen(self._inputs[name], others)
             if chosen is not None:
                 replaced[name] = chosen
         # the location and the scale of a site can depend on the sites whose values are computed before
-        self._values = {name: number for name, (number, _) in sorted(replaced.items(), key=lambda item: item[1][0])}
+        self._values = dict(sorted(replaced.items(), key=lambda item: item[1][0]))
         self.scales = {
-            name: frozenset(
-                site for site, k in self._inputs.items() if self._program.dependents([k]) & replaced[name][1]
-            )
-            for name in self._values
+            name: frozenset(site for site, k in self._inputs.items() if self._program.dependents([k]) & chain.factors)
+            for name, (_, chain) in self._values.items()
         }
 
-    def _chosen(
-        self, source: int, outputs: set[int], by_row: set[int], of_latents: set[int]
-    ) -> tuple[int, frozenset[int]] | None:
-        """The number of the last value that can replace the site, and the factors of its scale."""
-        for number, chain in sorted(self._chains(source, by_row, of_latents).items(), reverse=True):
+    def _chosen(self, source: int, outputs: set[int]) -> tuple[int, Chain] | None:
+        """The number of the last value that can replace the site, and its chain."""
+        for number, chain in reversed(self._chains(source).items()):
             replaces = not self._program.dependents([source], without=number) & outputs
             if chain.factors and (chain.aligned or chain.uniform) and replaces:
-                return number, chain.factors
+                return number, chain
         return None
 
-    def _chains(self, source: int, by_row: set[int], of_latents: set[int]) -> dict[int, Chain]:
-        program = self._program
-        chains, moving = {source: Chain()}, program.dependents([source])
+    def _chains(self, source: int) -> dict[int, Chain]:
+        """The values that are computed from a site in the ways that come into question, in their order."""
+        program, of_latents, triangular = self._program, self._of_latents, self._of_cholesky - self._by_row
+        sizes = program.shapes[source].shape
+        chains, moving = {source: Chain(tuple(range(len(sizes))))}, program.dependents([source])
         repeated = {k for k, shape in enumerate(program.shapes) if shape.size == 1}
         for eqn, inputs, outputs in program.equations:
             if eqn.primitive in _MOVES | _ARITHMETIC and repeated.issuperset(inputs):
@@ -96,49 +196,61 @@ class NonCentred:
             chain, rest = chains[before], [k for k in inputs if k != before]
             same_size = program.shapes[number].size == program.shapes[before].size
             if eqn.primitive in _TAKES and inputs[0] == before:
-                chains[number] = chain._replace(aligned=False)
+                chains[number] = chain._replace(aligned=False, axes=None)
+            elif eqn.primitive is p.transpose_p and chain.axes is not None:
+                chains[number] = chain._replace(axes=tuple(chain.axes[k] for k in eqn.params["permutation"]))
             elif eqn.primitive in _MOVES and same_size:
-                chains[number] = chain
+                if program.shapes[number].shape == program.shapes[before].shape:
+                    chains[number] = chain
+                elif chain.vector is None:
+                    chains[number] = chain._replace(axes=None)
             elif same_size and (eqn.primitive in _ARITHMETIC or (eqn.primitive is p.div_p and inputs[0] == before)):
                 uniform = chain.uniform and repeated.issuperset(rest)
-                if (chain.aligned or uniform) and not by_row.intersection(rest):
+                if (chain.aligned or uniform) and not self._by_row.intersection(rest):
                     factors = of_latents.intersection(rest) if eqn.primitive in (p.mul_p, p.div_p) else ()
-                    chains[number] = Chain(chain.aligned, uniform, chain.factors.union(factors))
+                    chains[number] = chain._replace(uniform=uniform, factors=chain.factors.union(factors))
+            elif eqn.primitive in _MIXES and chain.aligned and triangular.issuperset(rest):
+                mixed = chain.mixed(eqn, inputs.index(before), sizes)
+                if mixed is not None:
+                    chains[number] = mixed._replace(factors=chain.factors.union(of_latents.intersection(rest)))
         return chains
 
-    def location_and_scale(self, name: str, z: Sites) -> tuple[jax.Array, jax.Array]:
-        """m and s, of the shape of the site; its own value in z does not matter."""
-        shape, value = self._prototype[name], self._values[name]
+    def form(self, name: str, z: Sites) -> Elements | Vectors:
+        """How the model computes a from z; the site's own value in z does not matter."""
+        shape, (value, chain) = self._prototype[name], self._values[name]
         known = self._rows | {number: z[site] for site, number in self._inputs.items()}
 
         def a(x):
-            return self._program.run(known | {self._inputs[name]: x}, [value])[0]
+            y = self._program.run(known | {self._inputs[name]: x}, [value])[0]
+            return y if chain.axes is None else jnp.transpose(y, [chain.axes.index(k) for k in range(len(chain.axes))])
 
-        ones = jnp.ones(shape.shape, shape.dtype)
-        pair = jax.jvp(a, (0 * ones,), (ones,))
-        if self._program.shapes[value].size != ones.size:
-            pair = [jnp.broadcast_to(x.ravel()[:1], ones.size) for x in pair]
-        return pair[0].reshape(shape.shape), pair[1].reshape(shape.shape)
+        zeros = jnp.zeros(shape.shape, shape.dtype)
+        if chain.vector is not None:
+            n = shape.shape[chain.vector]
+            units = jnp.eye(n).reshape(n, *(n if k == chain.vector else 1 for k in range(len(shape.shape))))
+            loc, push = jax.linearize(a, zeros)
+            columns = jax.vmap(push)(jnp.broadcast_to(units.astype(shape.dtype), (n, *shape.shape)))
+            scale = jnp.moveaxis(jnp.moveaxis(columns, chain.vector + 1, -1), 0, -1)
+            return Vectors(Multivariate(jnp.moveaxis(loc, chain.vector, -1), scale, axis=chain.vector))
+        pair = jax.jvp(a, (zeros,), (1 + zeros,))
+        if chain.axes is None:
+            if self._program.shapes[value].size != zeros.size:
+                pair = [jnp.broadcast_to(x.ravel()[:1], zeros.size) for x in pair]
+            pair = [x.reshape(zeros.shape) for x in pair]
+        return Elements(*pair)
 
     def as_written(self, z: Sites, centering: Sites) -> tuple[Sites, jax.Array]:
         """The values of the sites as the model has them, and the log determinant of their derivative."""
         log_det = jnp.zeros(())
         for name in self._values:  # in this order
-            shift, factor = self._affine(name, z, centering[name])
-            z = {**z, name: (z[name] - shift) / factor}
-            log_det -= jnp.sum(jnp.log(jnp.abs(factor)))
+            form, share = self.form(name, z), centering[name]
+            z = {**z, name: form.written(z[name], share)}
+            log_det += form.log_det(share)
         return z, log_det
 
     def as_sampled(self, z: Sites, centering: Sites) -> Sites:
         """The inverse of :meth:`as_written`."""
         sampled = dict(z)
         for name in self._values:  # in this order
-            shift, factor = self._affine(name, z, centering[name])
-            sampled[name] = shift + factor * z[name]
+            sampled[name] = self.form(name, z).sampled(z[name], centering[name])
         return sampled
-
-    def _affine(self, name: str, z: Sites, share: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The sampled variable as a function of z: what is added, and the factor."""
-        m, s = self.location_and_scale(name, z)
-        size = jnp.maximum(jnp.abs(s), jnp.finfo(s.dtype).tiny) ** share
-        return share * m, jnp.where(s < 0, -size, size)

@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.model.centering import LocationScale, centred_transform, form_of
@@ -66,6 +65,5 @@ def forms(potential: ModelPotential, z: Sites) -> dict[str, LocationScale | Mult
     of_sites = {name: form for name in z if (form := form_of(trace[name]["fn"]))}
     if potential.non_centred:
         for name in potential.non_centred.scales:
-            scale = potential.non_centred.location_and_scale(name, z)[1]
-            of_sites[name] = of_sites[name].scaled(jnp.abs(scale))
+            of_sites[name] = potential.non_centred.form(name, z).after(of_sites[name])
     return of_sites

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
+from numpyro.distributions import constraints
 from numpyro.infer import init_to_uniform
 
 from numpyro_sgmcmc.data.arrays import indexable
@@ -26,7 +27,7 @@ from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
 from numpyro_sgmcmc.model.centering import LocationScale, form_of, location_and_scale_parents
-from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of, unconstrained
+from numpyro_sgmcmc.model.handlers import Transforms, elementwise, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.non_centred import NonCentred
 from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
 from numpyro_sgmcmc.model.structure import Structure
@@ -265,8 +266,10 @@ class ModelPotential:
         """Those of these sites that the model has non-centred."""
 
         def parameters(z, rows):
-            trace = self.trace(z, rows, None).items()
-            return {name: jax.tree.leaves(site["fn"]) for name, site in trace if site["type"] == "sample"}
+            sites = {k: site for k, site in self.trace(z, rows, None).items() if site["type"] == "sample"}
+            triangular = constraints.corr_cholesky, constraints.lower_cholesky
+            factors = [sites[name]["value"] for name in z if elementwise(sites[name]["fn"].support) in triangular]
+            return {name: jax.tree.leaves(site["fn"]) for name, site in sites.items()}, factors
 
         return NonCentred(parameters, self.prototype, self.some_rows(), names)
 

@@ -19,7 +19,7 @@ from numpyro_sgmcmc.types import Potential
 from numpyro_sgmcmc.utils import noise, trees
 
 MOST_STEPS = 1000  # maximal steps per draw
-LARGER = 2.0  # ratio of step sizes for which a control variate of second order is worth its cost
+LARGER = 1.9  # ratio of step sizes, in steps of 2^(1/4), for which a control variate of second order is worth its cost
 HESSIANS = 3  # times that the Hessian is computed
 
 

@@ -5,9 +5,10 @@ each element,
 .. math:: \lambda_j = \frac{k_j}{k_j + s_j^{-2}}, \qquad
     k_j = \frac{\partial^2}{\partial a_j^2} (U + \log p(a_j \mid m_j, s_j)),
 
-where k is the curvature of everything but the element's own prior. For normal models it makes the element nearly
-independent of m and s (Papaspiliopoulos, Roberts & Sköld 2007). For a vector a = m + R e it is the share in the
-precision of :math:`e_i`, :math:`\kappa_i / (\kappa_i + 1)` with :math:`\kappa_i = \sum_j R_{ji}^2 k_j`
+where k is the curvature of everything but the element's own prior, estimated from products of the Hessian with random
+signs. For normal models it makes the element nearly independent of m and s (Papaspiliopoulos, Roberts & Sköld 2007).
+For a vector a = m + R e it is the share in the precision of :math:`e_i`, :math:`\kappa_i / (\kappa_i + 1)` with
+:math:`\kappa_i = \sum_j R_{ji}^2 k_j`
 (:mod:`~numpyro_sgmcmc.model.multivariate`).
 
 In the centred form the width of an element is :math:`(k_j + s_j^{-2})^{-1/2}`. If log s changes by its standard
@@ -29,6 +30,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
 from numpyro_sgmcmc.model.centering import LocationScale
+from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.potential.centred import centred_potential, forms, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of
@@ -49,7 +51,10 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     key_signs, key_model = random.split(rng_key)
 
     def curvatures(energy):
-        """The diagonal of the Hessian of ``energy(k, z)`` in the k-th site, from random vectors of signs, by site."""
+        """
+        Estimates of the diagonal of the Hessian of ``energy(k, z)`` in the k-th site, from vectors of random signs, by
+        site: shape ``(PROBES, ...)``.
+        """
 
         def diagonal(k, key):
             slope = jax.grad(lambda x: energy(k, {**a, **x}))
@@ -62,23 +67,23 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
 
         # in a loop, so that the product is compiled once, however many sites there are
         keys = random.split(key_signs, PROBES)
-        of_site = lambda k: jax.tree.map(lambda x: x.mean(0), jax.vmap(partial(diagonal, k))(keys))  # noqa: E731
+        of_site = lambda k: jax.vmap(partial(diagonal, k))(keys)  # noqa: E731
         return jax.tree.map(lambda x: x.sum(0), lax.map(of_site, jnp.arange(len(sites))))
 
     def of_all(potential, a, rows, key):
         del a
-        found = curvatures(lambda _, z: potential.estimate(z, rows, key))
-        return {name: found.get(name, jnp.zeros_like(x)) for name, x in z.items()}
+        return curvatures(lambda _, z: potential.estimate(z, rows, key))
 
     def prior(k, z):
         energies = written.by_site(z, written.some_rows())
         return sum((j == k) * energies[name] for j, name in enumerate(sites))
 
-    total, own = over_all_rows(written, of_all, a, key_model), curvatures(prior)
+    own = curvatures(prior)
+    total = over_all_rows(written, of_all, a, key_model, total=own)
     form_of_site, shares = forms(written, a), {}
     for name in sites:
         form = form_of_site[name]
-        data = form.standardised(jnp.maximum(total[name] - own[name], 0))
+        data = form.standardised(_curvature(total[name] - own[name]))
         share = jnp.where(jnp.isfinite(data), data / (data + 1), 1)
         group = _groups_by_scale(form.scale if isinstance(form, LocationScale) else jnp.ones(()), share)
         over_elements = lambda x, own=group: jax.ops.segment_sum(x.ravel(), own, x.size)[own]  # noqa: E731
@@ -90,8 +95,20 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         if written.non_centred and name in written.non_centred.scales:
             # several elements have the same scale, as those of groups do, and the weights of a spectrum do not
             are_shared = 1 + group.max() <= max(1, share.size / SHARING)
+            if isinstance(form, Multivariate):
+                are_shared = form.is_triangular
             shares[name] = jnp.where(are_shared, shares[name], 0)
     return shares
+
+
+def _curvature(probes: jax.Array) -> jax.Array:
+    """
+    The curvature of each element from its estimates. Where the elements are coupled so closely that even the sign of
+    the mean is uncertain, the norm of the row of the Hessian, which is at least as large: data that couple elements
+    say much about them.
+    """
+    mean, deviation = probes.mean(0), probes.std(0)
+    return jnp.where(mean > deviation, mean, jnp.hypot(mean, deviation))
 
 
 def _groups_by_scale(scales: jax.Array, share: jax.Array) -> jax.Array:

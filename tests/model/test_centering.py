@@ -42,6 +42,11 @@ SITES = {
     "long vectors": lambda m, s: dist.MultivariateNormal(
         m * jnp.ones(10), s * jnp.exp(-abs(jnp.arange(10) - jnp.arange(10.0)[:, None]))
     ),
+    "zero-sum": lambda m, s: dist.ZeroSumNormal(s, (4,)).expand([2]),
+    "zero-sum in two axes": lambda m, s: dist.ZeroSumNormal(s, (4, 3)),
+    "ordered": lambda m, s: dist.TransformedDistribution(
+        dist.Normal(m, s).expand([3]).to_event(1), transforms.OrderedTransform()
+    ),
     "share": lambda m, s: dist.TransformedDistribution(
         dist.Gumbel(0.5, 2).expand([3]),
         [transforms.AffineTransform(m, s), transforms.SigmoidTransform(), transforms.AffineTransform(1.0, 3.0)],

@@ -1,9 +1,10 @@
 """Sites that a model has non-centred by hand are found, and their partial centring keeps the law."""
 
+import math
 import warnings
 
 import jax
-from jax import random
+from jax import lax, random
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -37,11 +38,10 @@ FORMS = {
 }
 
 
-def model_of(value, groups=5):
+def model_of(value, shape=(5,)):
     def model(group, y):
         s = numpyro.sample("s", dist.LogNormal(0, 0.5))
-        with numpyro.plate("groups", groups):
-            z = numpyro.sample("z", dist.Normal(0, 1))
+        z = numpyro.sample("z", dist.Normal(0, 1).expand(shape).to_event(len(shape)))
         m = numpyro.sample("m", dist.Normal(0, 2))
         with numpyro.plate("N", len(y)) as rows:
             numpyro.sample("y", dist.Normal(value(m, s, z, group[rows]), 1.0), obs=y[rows])
@@ -75,9 +75,69 @@ def test_the_law_is_that_of_the_model(form):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), back, y)
 
 
+def root(s, n=5):
+    """The Cholesky factor of a Gaussian process."""
+    x = jnp.arange(float(n))
+    return jnp.linalg.cholesky(s * jnp.exp(-((x[:, None] - x) ** 2) / 4) + 0.5 * jnp.eye(n))
+
+
+def varied(s):
+    """A factor for each group."""
+    return jax.vmap(root, (0, None))(s + jnp.arange(5.0), 2)
+
+
+def turned(s):
+    return jnp.array([[1.0], [-2.0]]) * root(s, 2)
+
+
+# shape of z, axis of its vectors, value of each row -> location, R
+VECTORS = {
+    "process": ((5,), 0, lambda m, s, z, g: (m + root(s) @ z)[g], lambda m, s: (m, root(s))),
+    "walk": (
+        (5,),
+        0,
+        lambda m, s, z, g: m + jnp.cumsum(s * z)[g],
+        lambda m, s: (0 * m, s * jnp.tril(jnp.ones((5, 5)))),
+    ),
+    "vectors": ((5, 2), 1, lambda m, s, z, g: (m + z @ root(s, 2).T)[g].sum(1), lambda m, s: (m, root(s, 2))),
+    "columns": ((2, 5), 0, lambda m, s, z, g: (m + (turned(s) @ z).T)[g].sum(1), lambda m, s: (m, turned(s))),
+    "a matrix for each": (
+        (5, 2),
+        1,
+        lambda m, s, z, g: jnp.einsum("gij,gj->gi", varied(s), z)[g].sum(1) + m,
+        lambda m, s: (0 * m, varied(s)),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", VECTORS)
+def test_the_law_of_vectors_is_that_of_the_model(form):
+    shape, axis, value, parameters = VECTORS[form]
+    usual = potential_of(model_of(value, shape))
+    assert list(hierarchical_sites(usual)) == ["z"]
+    share = jnp.linspace(0, 1, math.prod(shape)).reshape(shape)
+    centred = centred_potential(usual, {"z": share})
+    of_z = jnp.sin(1 + jnp.arange(math.prod(shape))).reshape(shape)
+    y = {"m": jnp.array(0.4), "s": jnp.array(-0.7), "z": of_z}
+    z = centred.in_variables_of(usual, y)
+    (location, R), last = parameters(jnp.array(0.4), jnp.exp(-0.7)), lambda x: jnp.moveaxis(x, axis, -1)
+    diagonal = jnp.diagonal(R, axis1=-2, axis2=-1)
+    diagonal = jnp.sign(diagonal) * jnp.abs(diagonal) ** last(share)
+    T = last(share)[..., None] * jnp.tril(R, -1) + diagonal[..., None] * jnp.eye(shape[axis])
+    expected = last(share) * location + jnp.einsum("...ij,...j->...i", T, last(z["z"]))
+    np.testing.assert_allclose(last(of_z), expected, rtol=1e-4, atol=1e-5)
+    moved = lambda x: centred.in_variables_of(usual, {**y, "z": x.reshape(shape)})["z"].ravel()  # noqa: E731
+    rows = {"N": jnp.arange(3, 13)}
+    expected = usual.estimate(z, rows) - jnp.linalg.slogdet(jax.jacfwd(moved)(of_z.ravel()))[1]
+    np.testing.assert_allclose(centred.estimate(y, rows), expected, rtol=1e-5)
+    back = usual.in_variables_of(centred, z)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), back, y)
+
+
 OTHERS = {
     "also as it is": lambda m, s, z, g: (m + s * z)[g] + z[g],
-    "mixed": lambda m, s, z, g: (m + s * jnp.cumsum(z))[g],
+    "by a matrix that may have any form": lambda m, s, z, g: (m + jnp.exp(-s * jnp.ones((5, 5))) @ z)[g],
+    "mixed from the last to the first": lambda m, s, z, g: m + s * lax.cumsum(z, reverse=True)[g],
     "bent": lambda m, s, z, g: m + s * z[g] ** 3,
     "no latents": lambda m, s, z, g: m + s + 2 * z[g],
     "by row": lambda m, s, z, g: m + s * jnp.cos(g) * z[g],
@@ -155,6 +215,21 @@ def test_both_forms_have_the_same_shares_and_the_same_density():
         centred_potential(centred, share).estimate(sampled, rows),
         rtol=1e-5,
     )
+
+
+def test_elements_that_the_data_couple_are_centred():
+    """Estimates of the diagonal of their Hessian are mostly noise."""
+
+    def walk(y):
+        s = numpyro.sample("s", dist.LogNormal(0, 0.5))
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([30]).to_event(1))
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(lax.cumsum(s * z, reverse=True)[rows % 30], 1.0), obs=y[rows])
+
+    potential = ModelPotential.from_model(walk, (jnp.sin(jnp.arange(6000.0)),), {}, 10)
+    z = {"s": jnp.array(-0.3), "z": jnp.zeros(30)}
+    shares = jax.vmap(lambda key: shares_of_data(potential, z, key)["z"])(random.split(random.key(0), 20))
+    assert (shares > 0.9).all()
 
 
 def test_different_scales_stay_non_centred():

@@ -116,6 +116,7 @@ def test_diagnostics_know_that_it_uses_all_rows(run):
         step_halving(run, random.key(0), vary="batch_size")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("chain_method", ["sequential", "parallel"])
 def test_chains_that_run_one_by_one_choose_for_themselves(chain_method):
     found = settings(drawn(chain_method=chain_method, num_chains=2, num_warmup=200))

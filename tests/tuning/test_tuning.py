@@ -146,6 +146,7 @@ def test_estimators_with_a_state_for_each_chain(gradient, num_chains):
     assert jax.tree.leaves(mcmc.last_state.gradient_state)[0].shape[0] == (num_chains if num_chains > 1 else of_one)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_gradient_noise_after_a_warm_up(num_chains):
     """In the coordinates and with the step size that were found, for the coordinates of z."""
@@ -244,6 +245,7 @@ def test_draws_of_the_right_law_stretch_nothing(draws, repeated):
     assert (factors == 1).all(), np.sort(factors)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("data", range(2))
 def test_a_funnel_is_not_called_right(data):
     """
