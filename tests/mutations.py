@@ -209,6 +209,7 @@ FAULTS = [
           "x = x + product(g.ravel(), K.reshape(-1, K.shape[-1]))", "pass", "test_arrow:algebra"),
     Fault("arrow: groups that the rows couple", "groups", "jnp.linalg.norm(first - second, axis=1)",
           "0.0 * jnp.linalg.norm(first, axis=1)", "test_arrow:couple"),
+    Fault("arrow: the first axis has the groups", "groups", "shape.index(max(shape))", "0", "test_arrow:longest"),
     Fault("arrow: families that the rows couple", "groups", "if not is_high_dimensional(potential.prototype):",
           "if False:", "test_arrow:two_large"),
     Fault("arrow: groups that the prior couples", "groups", "parts[name not in latents]", "parts[0]",

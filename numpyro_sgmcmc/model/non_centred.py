@@ -18,6 +18,7 @@ helps only if R is triangular.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ _ARITHMETIC = {p.add_p, p.sub_p, p.mul_p, p.neg_p}
 _TAKES = {p.gather_p, p.dynamic_slice_p, p.slice_p}
 _MIXES = {p.dot_general_p, p.cumsum_p}
 
-LONGEST_VECTOR = 200  # R is computed in every gradient
+LONGEST, LARGEST = 200, 200_000  # elements of a vector, and of R for all vectors: it is computed in every gradient
 
 
 class Chain(NamedTuple):
@@ -57,8 +58,8 @@ class Chain(NamedTuple):
         order = [*batched, *rest, *contracted] if operand == 0 else [*batched, *contracted, *rest]
         axes = self.axes if sums else tuple(self.axes[k] for k in order)
         vector = self.axes[contracted[0]]
-        is_square = tuple(sizes[k] for k in axes) == eqn.outvars[0].aval.shape
-        if not is_square or sizes[vector] > LONGEST_VECTOR or self.vector not in (None, vector):
+        n, is_square = sizes[vector], tuple(sizes[k] for k in axes) == eqn.outvars[0].aval.shape
+        if not is_square or n > LONGEST or n * math.prod(sizes) > LARGEST or self.vector not in (None, vector):
             return None
         return self._replace(axes=axes, uniform=False, vector=vector)
 

@@ -1,11 +1,12 @@
 r"""
 The groups of a hierarchy: coordinates that are independent of those of the other groups, given the rest.
 
-They are the elements of a plate, or of a site without one. The rest, the *globals*, are the other sites, those of
-smaller plates included, if there are not too many. Whether the prior couples the groups after all, as in a random
-walk, or the data, as for a Gaussian process, is seen from their Hessians: with random signs :math:`s_j` for the groups,
-:math:`s_j (H s)_j = H_{jj} + \sum_{i \ne j} s_i s_j H_{ij}` depends on the signs only if they are coupled. The Hessians
-of prior and data are looked at separately, because the ratio of their sizes depends on scales that are not yet known.
+They are the elements of a plate, or of the longest axis of a site without one. The rest, the *globals*, are the other
+sites, those of smaller plates included, if there are not too many. Whether the prior couples the groups after all, as
+in a random walk, or the data, as for a Gaussian process, is seen from their Hessians: with random signs :math:`s_j` for
+the groups, :math:`s_j (H s)_j = H_{jj} + \sum_{i \ne j} s_i s_j H_{ij}` depends on the signs only if they are coupled.
+The Hessians of prior and data are looked at separately, because the ratio of their sizes depends on scales that are not
+yet known.
 """
 
 from collections import defaultdict
@@ -94,7 +95,8 @@ def candidates(sites: dict[str, Site]) -> dict[Any, dict[str, tuple[int, ...]]]:
             continue
         shape = site.unconstrained.shape
         # a plate counts its dimension from the right of the batch shape
-        axes = tuple(sorted(len(site.log_prob_shape) + dim for dim in site.plates.values())) or (0,)
+        axes = tuple(sorted(len(site.log_prob_shape) + dim for dim in site.plates.values()))
+        axes = axes or (shape.index(max(shape)),)
         if any(not 0 <= axis < len(shape) for axis in axes):
             continue
         groups = math.prod(shape[axis] for axis in axes)

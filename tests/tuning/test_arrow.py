@@ -125,6 +125,18 @@ def test_small_plates_are_global_and_the_largest_one_has_groups():
     assert layout is not None and layout.families == ((120, 1),) and layout.size == 33
 
 
+def columns(J, index, y):
+    scale = numpyro.sample("scale", dist.HalfNormal(1).expand([2]).to_event(1))
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([2, J]).to_event(2))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.sample("y", dist.Normal(scale @ z[:, index[rows]], 1), obs=y[rows])
+
+
+def test_without_a_plate_the_longest_axis_has_groups():
+    layout = seen_layout(SGHMC(columns, batch_size=100), 120, ROWS, np.zeros(2000, np.float32))
+    assert layout is not None and layout.families == ((120, 2),) and layout.size == 2
+
+
 def test_two_large_plates_are_families_of_their_own(monkeypatch):
     """Only if there are too many coordinates for a matrix, because the rows couple the families."""
     monkeypatch.setattr(groups, "GLOBALS", 10)
