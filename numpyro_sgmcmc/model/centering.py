@@ -176,7 +176,7 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
                 f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
                 "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, ZeroSumNormal, MultivariateNormal "
                 "or MultivariateStudentT, and its location or scale depends on other latents, or if it is the z of "
-                "mu + tau * z. Leave it out; "
+                "mu + tau * z, mu + z @ L.T with a Cholesky factor L, or cumsum(tau * z). Leave it out; "
                 f"{f'there are {sorted(sites)}' if sites else 'there is none'}."
             )
         if np.shape(share) not in ((), prototype[name].shape):
