@@ -48,16 +48,9 @@ class Chain(NamedTuple):
 
     def mixed(self, eqn: Any, operand: int, sizes: tuple[int, ...]) -> "Chain | None":
         """The chain of a product with square matrices, or of a cumulative sum; None for other equations."""
-        if self.axes is None or eqn.params.get("reverse"):
+        if self.axes is None or (along := _mixed_axis(eqn, operand)) is None:
             return None
-        sums = eqn.primitive is p.cumsum_p
-        contracted, batched = ((eqn.params["axis"],), ()) if sums else _axes_of_product(eqn, operand)
-        if len(contracted) != 1:
-            return None
-        rest = [k for k in range(len(self.axes)) if k not in (*contracted, *batched)]
-        order = [*batched, *rest, *contracted] if operand == 0 else [*batched, *contracted, *rest]
-        axes = self.axes if sums else tuple(self.axes[k] for k in order)
-        vector = self.axes[contracted[0]]
+        axes, vector = tuple(self.axes[k] for k in _order(eqn, operand, along, len(self.axes))), self.axes[along]
         n, is_square = sizes[vector], tuple(sizes[k] for k in axes) == eqn.outvars[0].aval.shape
         if not is_square or n > LONGEST or n * math.prod(sizes) > LARGEST or self.vector not in (None, vector):
             return None
@@ -124,10 +117,21 @@ class Vectors(NamedTuple):
         return jnp.moveaxis(x, -1, self.form.axis)
 
 
-def _axes_of_product(eqn: Any, operand: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of an operand over which a product sums, and those that it has in common with the other operand."""
-    contracted, batched = eqn.params["dimension_numbers"]
-    return contracted[operand], batched[operand]
+def _mixed_axis(eqn: Any, operand: int) -> int | None:
+    """The axis of an operand over which a product or a cumulative sum from the first element adds."""
+    if eqn.primitive is p.cumsum_p:
+        return None if eqn.params["reverse"] else eqn.params["axis"]
+    contracted = eqn.params["dimension_numbers"][0][operand]
+    return contracted[0] if len(contracted) == 1 else None
+
+
+def _order(eqn: Any, operand: int, mixed: int, ndim: int) -> Iterable[int]:
+    """The axes of an operand in the order of those of the result; for the ``mixed`` one, that of the other operand."""
+    if eqn.primitive is p.cumsum_p:
+        return range(ndim)
+    batched = eqn.params["dimension_numbers"][1][operand]
+    rest = [k for k in range(ndim) if k not in (mixed, *batched)]
+    return [*batched, *rest, mixed] if operand == 0 else [*batched, mixed, *rest]
 
 
 def _signed_power(scale: jax.Array, share: jax.Array) -> jax.Array:
@@ -227,12 +231,12 @@ class NonCentred:
 
         zeros = jnp.zeros(shape.shape, shape.dtype)
         if chain.vector is not None:
-            n = shape.shape[chain.vector]
-            units = jnp.eye(n).reshape(n, *(n if k == chain.vector else 1 for k in range(len(shape.shape))))
-            loc, push = jax.linearize(a, zeros)
-            columns = jax.vmap(push)(jnp.broadcast_to(units.astype(shape.dtype), (n, *shape.shape)))
-            scale = jnp.moveaxis(jnp.moveaxis(columns, chain.vector + 1, -1), 0, -1)
-            return Vectors(Multivariate(jnp.moveaxis(loc, chain.vector, -1), scale, axis=chain.vector))
+            axis = chain.vector
+            last = jnp.moveaxis(zeros, axis, -1)
+            loc, push = jax.linearize(lambda x: jnp.moveaxis(a(jnp.moveaxis(x, -1, axis)), axis, -1), last)
+            column = lambda unit: push(jnp.broadcast_to(unit, last.shape))  # noqa: E731
+            scale = jax.vmap(column, out_axes=-1)(jnp.eye(last.shape[-1], dtype=shape.dtype))
+            return Vectors(Multivariate(loc, scale, axis=axis))
         pair = jax.jvp(a, (zeros,), (1 + zeros,))
         if chain.axes is None:
             if self._program.shapes[value].size != zeros.size:

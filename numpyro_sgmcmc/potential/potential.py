@@ -150,14 +150,17 @@ class ModelPotential:
             return {name: jnp.arange(plate.batch_size, dtype=jnp.int32) for name, plate in self.plates.items()}
 
     def trace(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
+        return self._trace_as_written(self.as_written(z)[0], rows, rng_key)
+
+    def _trace_as_written(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> dict[str, Any]:
         key = jax.random.key(0) if rng_key is None else rng_key
-        z, _ = self.as_written(z)
         at_z = unconstrained(minibatch(self.model, rows, key), z, self.transforms)
         return handlers.trace(at_z).get_trace(*self.args, **self.kwargs)
 
     def energies(self, z: Sites, rows: Rows, rng_key: jax.Array | None) -> Iterator[tuple[str, dict, jax.Array]]:
         """Name, plates (name -> dim) and scaled energy, not summed, of every sample site."""
-        trace = self.trace(z, rows, rng_key)
+        written, log_det = self.as_written(z)
+        trace = self._trace_as_written(written, rows, rng_key)
         forms = {name: form_of(trace[name]["fn"]) for name in self.centred}
         centred = {name: form for name, form in forms.items() if isinstance(form, LocationScale)}
         jacobians = {f"_{name}_log_det" for name in centred}  # parts of the energies of these forms
@@ -175,7 +178,7 @@ class ModelPotential:
                 log_prob = log_prob * self._weights[plate].reshape(-1, *(1,) * (-plates[plate] - 1))
             yield name, plates, -log_prob
         if self.non_centred:
-            yield "_centering_log_det", {}, -self.as_written(z)[1]
+            yield "_centering_log_det", {}, -log_det
 
     def prior(self, z: Sites, rng_key: jax.Array | None = None) -> jax.Array:
         energies = self.energies(z, self.some_rows(), rng_key)

@@ -95,9 +95,8 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
         if written.non_centred and name in written.non_centred.scales:
             # several elements have the same scale, as those of groups do, and the weights of a spectrum do not
             are_shared = 1 + group.max() <= max(1, share.size / SHARING)
-            if isinstance(form, Multivariate):
-                are_shared = form.is_triangular
-            shares[name] = jnp.where(are_shared, shares[name], 0)
+            fits = form.is_triangular if isinstance(form, Multivariate) else are_shared
+            shares[name] = jnp.where(fits, shares[name], 0)
     return shares
 
 

@@ -41,7 +41,8 @@ FORMS = {
 def model_of(value, shape=(5,)):
     def model(group, y):
         s = numpyro.sample("s", dist.LogNormal(0, 0.5))
-        z = numpyro.sample("z", dist.Normal(0, 1).expand(shape).to_event(len(shape)))
+        with numpyro.plate("groups", shape[0]):
+            z = numpyro.sample("z", dist.Normal(0, 1).expand(shape[1:]).to_event(len(shape) - 1))
         m = numpyro.sample("m", dist.Normal(0, 2))
         with numpyro.plate("N", len(y)) as rows:
             numpyro.sample("y", dist.Normal(value(m, s, z, group[rows]), 1.0), obs=y[rows])
