@@ -13,7 +13,7 @@ for each element with its own :math:`\lambda` between 0 and 1. As the model writ
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from numpyro.distributions.transforms import (
 from numpyro_sgmcmc.model.dataflow import dependence
 from numpyro_sgmcmc.model.handlers import Transforms, given_transform
 from numpyro_sgmcmc.model.multivariate import Multivariate
-from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX
+from numpyro_sgmcmc.model.random_walk import RandomWalk
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.types import Sites
 
@@ -67,18 +67,24 @@ class LocationScale(NamedTuple):
         """The form of a times a positive factor for each element."""
         return self._replace(scale=factor * self.scale)
 
-    def standardised(self, curvature: jax.Array) -> jax.Array:
-        """A curvature along a as one along e."""
-        return self.scale**2 * curvature
+    def share_of(self, curvature: jax.Array) -> jax.Array:
+        """The share of the data in the precision of e if they have this curvature along a."""
+        precision = self.scale**2 * curvature
+        return precision / (precision + 1)
 
 
-def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
+Form: TypeAlias = LocationScale | Multivariate | RandomWalk
+
+
+def form_of(fn: Distribution) -> Form | None:
     """The form of a distribution; None if it has none."""
     if type(fn) in FAMILIES:
         parameters = {name: getattr(fn, name) for name in fn.arg_constraints} | {"loc": 0.0, "scale": 1.0}
         return LocationScale(fn.loc, fn.scale, type(fn)(**parameters))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(fn, dist.MultivariateNormal | dist.MultivariateStudentT):
         return Multivariate(fn.loc, fn.scale_tril)
+    if isinstance(fn, dist.GaussianRandomWalk):
+        return RandomWalk(jnp.asarray(fn.scale)[..., None])
     wrapped = dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution, dist.TransformedDistribution
     form = form_of(fn.base_dist) if isinstance(fn, wrapped) else None
     if form is None or isinstance(fn, (dist.ExpandedDistribution, dist.Independent)):
@@ -86,7 +92,7 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
     if isinstance(fn, dist.MaskedDistribution):
         mask = jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * len(fn.event_shape))
         return form._replace(mask=form.mask & mask)
-    if isinstance(form, Multivariate):
+    if not isinstance(form, LocationScale):
         return None
     for transform in fn.transforms:  # pyright: ignore[reportAttributeAccessIssue]
         if (transform.domain.event_dim or transform.codomain.event_dim) and not isinstance(transform, OF_VECTORS):
@@ -100,16 +106,20 @@ def form_of(fn: Distribution) -> LocationScale | Multivariate | None:
     return form
 
 
-def _shape_of(form: LocationScale | Multivariate, value: Any) -> tuple[int, ...]:
+def _shape_of(form: Form, value: Any) -> tuple[int, ...]:
     """The shape of a, given the value of the site."""
     transforms = form.transforms if isinstance(form, LocationScale) else ()
     return ComposeTransform([*transforms]).inverse_shape(jnp.shape(value))
 
 
-def centred_transform(centering: Sites, transforms: Transforms | None, name: str, fn: Distribution) -> Transform | None:
+def centred_transform(
+    centering: Sites, transforms: Transforms | None, name: str, fn: Distribution, step: Any
+) -> Transform | None:
     """From the partially centred variable to the value of a site; ``transforms`` are those of other sites."""
     form = form_of(fn) if name in centering else None
-    return form.transform(centering[name]) if form else given_transform(name, fn, transforms)
+    if form is None:
+        return given_transform(name, fn, transforms, step)
+    return form.transform(centering[name] if step is None else centering[name][step])
 
 
 def location_and_scale_parents(
@@ -118,8 +128,8 @@ def location_and_scale_parents(
     """
     The latent sites of a location-scale family, and the latents on which location and scale depend.
 
-    Left out are elements of a ``scan``, sites whose density is scaled, those with transforms of their own, and those
-    that :class:`~numpyro.infer.reparam.LocScaleReparam` has replaced.
+    Left out are sites whose density is scaled, those with transforms of their own, and those that
+    :class:`~numpyro.infer.reparam.LocScaleReparam` has replaced.
 
     :param trace: unconstrained values -> trace of the model.
     """
@@ -131,8 +141,11 @@ def location_and_scale_parents(
             form = form_of(site["fn"])
             replaced = name.removesuffix("_decentered") in tr.keys() - {name}
             own = given_transform(name, site["fn"], transforms) is not None
-            left_out = replaced or own or scale != 1 or SCAN_INDEX in site["infer"]
-            if form is not None and not left_out and _shape_of(form, site["value"]) == z[name].shape:
+            if (
+                form is not None
+                and not (replaced or own or scale != 1)
+                and _shape_of(form, site["value"]) == z[name].shape
+            ):
                 parameters_of[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
         return parameters_of
 
@@ -174,9 +187,9 @@ def fitted(centering: Mapping[str, Any], sites: Mapping[str, Any], prototype: Ma
         if name not in sites:
             raise ValueError(
                 f"centering names {name!r}, but a site has a centring only if its distribution is Normal, StudentT, "
-                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, ZeroSumNormal, MultivariateNormal "
-                "or MultivariateStudentT, and its location or scale depends on other latents, or if it is the z of "
-                "mu + tau * z, mu + z @ L.T with a Cholesky factor L, or cumsum(tau * z). Leave it out; "
+                "Cauchy, Laplace, Logistic, Gumbel or a function of one by element, ZeroSumNormal, MultivariateNormal, "
+                "MultivariateStudentT or GaussianRandomWalk, and its location or scale depends on other latents, or if "
+                "it is the z of mu + tau * z, mu + z @ L.T with a Cholesky factor L, or cumsum(tau * z). Leave it out; "
                 f"{f'there are {sorted(sites)}' if sites else 'there is none'}."
             )
         if np.shape(share) not in ((), prototype[name].shape):

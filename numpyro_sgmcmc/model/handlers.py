@@ -19,8 +19,11 @@ from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX, handlers_around, 
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.workarounds.once import once
 
-Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution], Transform | None]
-"""Site -> transform from unconstrained values to the support of its distribution, or a function of both."""
+Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution, Any], Transform | None]
+"""
+Site -> transform from unconstrained values to the support of its distribution; or a function of the site, the
+distribution and, inside a ``scan``, the number of the step.
+"""
 
 
 class minibatch(Messenger):
@@ -107,8 +110,8 @@ def transform_of(name: str, fn: Distribution, transforms: Transforms | None) -> 
     return given_transform(name, fn, transforms) or biject_to(fn.support)
 
 
-def given_transform(name: str, fn: Distribution, transforms: Transforms | None) -> Transform | None:
-    return transforms(name, fn) if callable(transforms) else (transforms or {}).get(name)
+def given_transform(name: str, fn: Distribution, transforms: Transforms | None, step: Any = None) -> Transform | None:
+    return transforms(name, fn, step) if callable(transforms) else (transforms or {}).get(name)
 
 
 def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> handlers.substitute:
@@ -124,11 +127,12 @@ def _value_at(z: Sites, transforms: Transforms | None, site: Any) -> Any:
     if site["type"] != "sample" or name not in z:
         return None
     fn, x = site["fn"], z[name]
-    transform = transform_of(name, fn, transforms)
     step = site["infer"].get(SCAN_INDEX)
+    given = given_transform(name, fn, transforms, step)
+    transform = given or biject_to(fn.support)
     if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):
         x = x[step]  # inside a scan, z has a value for each step
-    if given_transform(name, fn, transforms) is None and elementwise(fn.support) is constraints.real:
+    if given is None and elementwise(fn.support) is constraints.real:
         return x
     value, log_det = transformed(transform, x, fn)
     numpyro.factor(f"_{name}_log_det", log_det)

@@ -39,10 +39,12 @@ class Multivariate(NamedTuple):
     def scaled(self, factor: jax.Array) -> "Multivariate":
         return self._replace(scale=jnp.asarray(factor)[..., None] * self.scale)
 
-    def standardised(self, curvature: jax.Array) -> jax.Array:
-        r"""The curvature along each :math:`e_i` if it has this diagonal in a: :math:`\sum_j R_{ji}^2 k_j`."""
-        along = jnp.einsum("...ji,...j->...i", self.scale**2, jnp.moveaxis(curvature, self.axis, -1))
-        return jnp.moveaxis(along, -1, self.axis)
+    def share_of(self, curvature: jax.Array) -> jax.Array:
+        r"""The same for each :math:`e_i`: 1 minus its variance, a diagonal element of :math:`(1 + R^T K R)^{-1}`."""
+        roots = jnp.sqrt(jnp.moveaxis(curvature, self.axis, -1))[..., None] * self.scale
+        precision = jnp.eye(roots.shape[-1]) + jnp.einsum("...ji,...jk->...ik", roots, roots)
+        variances = jnp.diagonal(jnp.linalg.inv(precision), axis1=-2, axis2=-1)
+        return jnp.moveaxis(1 - jnp.clip(variances, 0, 1), -1, self.axis)
 
     @property
     def is_triangular(self) -> jax.Array:

@@ -9,12 +9,16 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from numpyro_sgmcmc.model.centering import LocationScale, centred_transform, form_of
+from numpyro_sgmcmc.model.centering import Form, centred_transform, form_of
 from numpyro_sgmcmc.model.multivariate import Multivariate
+from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.types import Sites
+
+LARGEST_SERIES = 1_000_000  # elements of the matrix R of a site in a ``scan``, to choose its centring
 
 
 def hierarchical_sites(potential: ModelPotential) -> dict[str, frozenset[str]]:
@@ -59,11 +63,24 @@ def is_as_written(potential: ModelPotential, centering: Sites) -> bool:
     return all(bool((np.asarray(share) == (name not in non_centred)).all()) for name, share in centering.items())
 
 
-def forms(potential: ModelPotential, z: Sites) -> dict[str, LocationScale | Multivariate]:
+def forms(potential: ModelPotential, z: Sites) -> dict[str, Form]:
     """The forms of the sites that have one; the scales of non-centred ones are those of the values made of them."""
     trace, (z, _) = potential.trace(z, potential.some_rows(), None), potential.as_written(z)
     of_sites = {name: form for name in z if (form := form_of(trace[name]["fn"]))}
+    for name in of_sites:
+        if SCAN_INDEX in trace[name]["infer"] and len(z[name]) * z[name].size <= LARGEST_SERIES:
+            of_sites[name] = _of_series(potential, z, name)
     if potential.non_centred:
         for name in potential.non_centred.scales:
             of_sites[name] = potential.non_centred.form(name, z).after(of_sites[name])
     return of_sites
+
+
+def _of_series(potential: ModelPotential, z: Sites, name: str) -> Multivariate:
+    """The form of a site in a ``scan``: R is the derivative of its elements by the standardised ones."""
+    transforms = partial(centred_transform, {name: jnp.zeros_like(z[name])}, potential.transforms)
+    whitened = potential.replace(transforms=transforms)
+    e = potential.in_variables_of(whitened, z)
+    _, push = jax.linearize(lambda x: whitened.in_variables_of(potential, {**e, name: x})[name], e[name])
+    columns = jax.vmap(lambda step: push(jnp.zeros_like(e[name]).at[step].set(1)))(jnp.arange(len(e[name])))
+    return Multivariate(0.0, jnp.moveaxis(columns, (0, 1), (-1, -2)), axis=0)

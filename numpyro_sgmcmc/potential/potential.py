@@ -262,7 +262,7 @@ class ModelPotential:
         """The sites that are centred, with the sites on which their scales depend, and those that are non-centred."""
         trace = lambda z: self.trace(z, self.some_rows(), None)  # noqa: E731
         parents = location_and_scale_parents(trace, self.structure, self.transforms)
-        centred = {name: scale for name, (loc, scale) in parents.items() if loc | scale}
+        centred = {name: scale for name, (loc, scale) in parents.items() if (loc | scale) - {name}}
         return centred, self.non_centred_among(parents.keys() - centred.keys())
 
     def non_centred_among(self, names: Iterable[str]) -> NonCentred:

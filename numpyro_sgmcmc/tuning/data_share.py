@@ -7,9 +7,8 @@ each element,
 
 where k is the curvature of everything but the element's own prior, estimated from products of the Hessian with random
 signs. For normal models it makes the element nearly independent of m and s (Papaspiliopoulos, Roberts & Sköld 2007).
-For a vector a = m + R e it is the share in the precision of :math:`e_i`, :math:`\kappa_i / (\kappa_i + 1)` with
-:math:`\kappa_i = \sum_j R_{ji}^2 k_j`
-(:mod:`~numpyro_sgmcmc.model.multivariate`).
+For a vector a = m + R e (:mod:`~numpyro_sgmcmc.model.multivariate`) it is 1 minus the variance of :math:`e_i`,
+:math:`1 - [(1 + R^T K R)^{-1}]_{ii}` with the diagonal matrix K of these curvatures.
 
 In the centred form the width of an element is :math:`(k_j + s_j^{-2})^{-1/2}`. If log s changes by its standard
 deviation, for which the elements alone give :math:`\sigma = (1 + 2 \sum_j \lambda_j^2)^{-1/2}`, this width changes by
@@ -29,7 +28,6 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_sgmcmc.gradients.full_pass import over_all_rows
-from numpyro_sgmcmc.model.centering import LocationScale
 from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.potential.centred import centred_potential, forms, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
@@ -37,7 +35,7 @@ from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
-ROUNDS = 2
+ROUNDS = 3
 PROBES = 4  # random signs, which separate the elements that share rows
 SHARING = 4  # elements that share a scale, on average, at least
 BENT, SLOWED = 0.05, 2.0  # a relative change of widths, and a factor, below which a site stays centred
@@ -83,9 +81,9 @@ def shares_of_data(potential: ModelPotential, z: Sites, rng_key: jax.Array) -> S
     form_of_site, shares = forms(written, a), {}
     for name in sites:
         form = form_of_site[name]
-        data = form.standardised(_curvature(total[name] - own[name]))
-        share = jnp.where(jnp.isfinite(data), data / (data + 1), 1)
-        group = _groups_by_scale(form.scale if isinstance(form, LocationScale) else jnp.ones(()), share)
+        share = form.share_of(_curvature(total[name] - own[name]))
+        share = jnp.where(jnp.isfinite(share), share, 1)
+        group = _groups_by_scale(jnp.ones(()) if isinstance(form, Multivariate) else form.scale, share)
         over_elements = lambda x, own=group: jax.ops.segment_sum(x.ravel(), own, x.size)[own]  # noqa: E731
         elements, squares, rest = map(over_elements, (jnp.ones_like(share), share**2, 1 - share))
         width = 1 / jnp.sqrt(1 + 2 * squares)
@@ -120,8 +118,9 @@ def _groups_by_scale(scales: jax.Array, share: jax.Array) -> jax.Array:
 
 def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, contiguous: bool) -> Sites:
     """
-    The centring that is chosen at the start of a chain. In the second round the descent is in the variables that the
-    first has chosen: the scales that a mean-field normal finds are the better, the nearer they are independent.
+    The centring that is chosen at the start of a chain. In each round but the first the descent is in the variables
+    that the one before has chosen: the scales that a mean-field normal finds are the better, the nearer they are
+    independent.
     """
     as_written = jax.tree.map(jnp.ones_like, sites_to_centre(potential))
     keys = random.split(rng_key, ROUNDS)

@@ -14,7 +14,7 @@ from numpyro.infer.reparam import LocScaleReparam
 import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD, ControlVariate, Tempered, settings
-from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites, sites_to_centre
+from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.data_share import shares_of_data
 
@@ -47,6 +47,8 @@ SITES = {
     "ordered": lambda m, s: dist.TransformedDistribution(
         dist.Normal(m, s).expand([3]).to_event(1), transforms.OrderedTransform()
     ),
+    "walk": lambda m, s: dist.GaussianRandomWalk(s, 5),
+    "walks": lambda m, s: dist.GaussianRandomWalk(jnp.stack([s, 2 * s]), 4).to_event(1),
     "share": lambda m, s: dist.TransformedDistribution(
         dist.Gumbel(0.5, 2).expand([3]),
         [transforms.AffineTransform(m, s), transforms.SigmoidTransform(), transforms.AffineTransform(1.0, 3.0)],
@@ -54,14 +56,42 @@ SITES = {
 }
 
 
+SCANS = {
+    "autoregression": (lambda a, m, s: dist.Normal(m + 0.8 * (a - m), s), ()),
+    "one for each group": (lambda a, m, s: dist.StudentT(4.0, jnp.tanh(a) + m, s * (1 + a**2)), (3,)),
+    "without a memory": (lambda a, m, s: dist.LogNormal(m, s).expand([2]), (2,)),
+    "vectors": (lambda a, m, s: dist.MultivariateNormal(m + a[::-1], scale_tril=s * ROOT), (3,)),
+}
+
+
 def model_of(site):
+    return model_with(lambda m, s: numpyro.sample("a", site(m, s)))
+
+
+def scan_of(name, length=4):
+    step, shape = SCANS[name]
+
+    def sites(m, s):
+        def transition(a, _):
+            a = numpyro.sample("a", step(a, m, s).to_event(len(shape) - step(a, m, s).event_dim))
+            return a, a
+
+        return scan(transition, m + jnp.zeros(shape), None, length=length)[1]
+
+    return model_with(sites)
+
+
+def model_with(sites):
     def model():
         m = numpyro.sample("m", dist.Normal(0, 2))
         s = numpyro.sample("s", dist.LogNormal(0, 1))
-        a = numpyro.sample("a", site(m, s))
+        a = sites(m, s)
         numpyro.factor("y", -jnp.sum((jnp.arange(jnp.size(a)).reshape(jnp.shape(a)) - a) ** 2))
 
     return model
+
+
+MODELS = {name: model_of(site) for name, site in SITES.items()} | {f"scan, {name}": scan_of(name) for name in SCANS}
 
 
 def potential_of(model, *args, **kwargs):
@@ -69,11 +99,11 @@ def potential_of(model, *args, **kwargs):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("name", SITES)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_law_is_that_of_the_model(name):
-    usual = potential_of(model_of(SITES[name]))
+    usual = potential_of(MODELS[name])
     site = usual.prototype["a"]
-    assert sites_to_centre(usual) == {"a": site}
+    assert list(hierarchical_sites(usual)) == ["a"]
     share = jnp.linspace(0.1, 0.7, max(site.size, 1)).reshape(site.shape)
     centred = centred_potential(usual, {"a": share})
     keys = random.split(random.key(0), 3)
@@ -139,13 +169,47 @@ def slopes(group, x, y):
 
 
 def test_the_share_of_the_data_in_vectors():
-    """k_j = sum_i R_ij^2 K_ii for the covariance R R^T of the prior and the curvature K of the rows."""
+    """1 minus the variances of e: those of (1 + R^T K R)^-1 for a = m + R e and the curvature K of the rows."""
     x = jnp.arange(20) % 2  # a row depends on one element only, so the curvature K of the rows is diagonal
     potential = potential_of(slopes, GROUP, x, Y)
     z = {"m": jnp.zeros(2), "s": jnp.array([-1.0, 0.3]), "a": jnp.zeros((5, 2))}
     rows = jnp.stack([jax.ops.segment_sum(1.0 * (x == k), GROUP, 5) for k in (0, 1)], 1)
-    k = rows @ (jnp.exp(z["s"])[:, None] * ROOT[:2, :2]) ** 2
-    np.testing.assert_allclose(shares_of_data(potential, z, random.key(0))["a"], k / (1 + k), rtol=1e-3)
+    R = jnp.exp(z["s"])[:, None] * ROOT[:2, :2]
+    expected = jnp.stack([share_in_vectors(R, k) for k in rows])
+    np.testing.assert_allclose(shares_of_data(potential, z, random.key(0))["a"], expected, rtol=1e-3)
+
+
+def share_in_vectors(R, k):
+    return 1 - jnp.diagonal(jnp.linalg.inv(jnp.eye(len(R)) + R.T @ (k[:, None] * R)))
+
+
+def walk(scale, phi):
+    """A walk as a distribution, or step by step, where each element is pulled to 0."""
+    if phi == 1:
+        return numpyro.sample("a", dist.GaussianRandomWalk(scale, 5))
+
+    def transition(a, _):
+        a = numpyro.sample("a", dist.Normal(phi * a, scale))
+        return a, a
+
+    return scan(transition, 0.0, None, length=5)[1]
+
+
+@pytest.mark.parametrize("phi", [1.0, 0.7])
+def test_the_share_of_the_data_in_series(phi):
+    """As for vectors, with the matrix R of the series."""
+
+    def model(week, y):
+        a = walk(numpyro.sample("s", dist.LogNormal(-1, 0.5)), phi)
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(a[week[rows]], 1.0), obs=y[rows])
+
+    z = {"s": jnp.array(-0.3), "a": jnp.zeros(5)}
+    lags = jnp.arange(5)[:, None] - jnp.arange(5)
+    R = jnp.exp(-0.3) * jnp.where(lags >= 0, phi**lags, 0)
+    expected = share_in_vectors(R, jnp.bincount(GROUP, length=5))
+    found = shares_of_data(potential_of(model, GROUP, Y), z, random.key(0))["a"]
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 def others():
@@ -153,12 +217,11 @@ def others():
     s = numpyro.sample("s", dist.HalfNormal(1))
     numpyro.sample("fixed", dist.Normal(0, 1))
     numpyro.sample("scale_only", dist.HalfCauchy(s))
-    numpyro.sample("walk_of_all", dist.GaussianRandomWalk(s, 4))
     with handlers.scale(scale=2.0):
         numpyro.sample("scaled", dist.Normal(m, s))
     with handlers.reparam(config={"replaced": LocScaleReparam(0.5)}):
         numpyro.sample("replaced", dist.Normal(m, s))
-    scan(lambda x, _: (numpyro.sample("walk", dist.Normal(x, s)), None), m, None, length=4)
+    scan(lambda x, _: (numpyro.sample("walk", dist.Normal(x, 0.5)), None), 0.0, None, length=4)
     with numpyro.plate("groups", 3):
         numpyro.sample("effect", dist.Normal(m, s))
 

@@ -722,7 +722,7 @@ def test_new_coordinates_leave_everything_where_it_is():
     moments = moments_of(draws, draws, draws)._replace(places=draws[:50])
     warm_up = state.warm_up._replace(moments=moments, transition=jnp.asarray(20))
     old, operands = state.settings, (warm_up, draws[-1], state.gradient_state)
-    change = partial(chains.chain.tuner._change, chains.potential, state.z, random.key(1), evidence(moments))
+    change = partial(chains.chain.tuner._change, chains.potential, state.z, random.key(1), evidence(moments), jnp.inf)
     new, warm_up, x, _ = change(old, *operands)
     assert np.abs(new.coordinates.scale - old.coordinates.scale).max() > 1
     into_z = lambda chosen, x: np.asarray(jax.vmap(chosen.coordinates.to_z)(x.reshape(-1, D)))  # noqa: E731
