@@ -476,6 +476,8 @@ FAULTS = [
           "test_centering:series"),
     Fault("centring of walks: shares of the first step in a scan", "centering", "centering[name][step]",
           "centering[name][0]", "test_centering:law"),
+    Fault("centring of series: values in the reverse order", "centering", ' or REVERSED in site["infer"]', "",
+          "test_centering:other_sites"),
     Fault("centring of series: each element by itself", "centred", "if SCAN_INDEX in trace", "if False and trace",
           "test_centering:series"),
     Fault("non-centred by hand: the Jacobian left out", "non_centred",

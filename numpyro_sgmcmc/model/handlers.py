@@ -19,6 +19,8 @@ from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX, handlers_around, 
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.workarounds.once import once
 
+REVERSED = "_numpyro_sgmcmc_reversed"  # in site["infer"]: the values are in the reverse order of the steps
+
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution, Any], Transform | None]
 """
 Site -> transform from unconstrained values to the support of its distribution; or a function of the site, the
@@ -56,9 +58,9 @@ class minibatch(Messenger):
             if self.rng_key is not None:
                 self.rng_key, msg["value"] = jax.random.split(self.rng_key)
         elif msg["type"] == "control_flow" and msg["fn"] is scan_wrapper:
-            # the body of a scan runs outside this handler, so another handler must report its plates
-            body, *rest = msg["args"]
-            msg["args"] = (_report_plates(body, self.in_scan), *rest)
+            # the body of a scan runs outside this handler, so another handler must see its statements
+            body, init, xs, length, reverse = msg["args"]
+            msg["args"] = (_in_scan(body, self.in_scan, reverse), init, xs, length, reverse)
 
     def postprocess_message(self, msg: Any) -> None:
         """Indexes a :class:`RowArray` for ``numpyro.subsample``, because the plate itself cannot."""
@@ -70,14 +72,18 @@ class minibatch(Messenger):
                     msg["kwargs"] = {"event_dim": None}
 
 
-class _report_plates(Messenger):
-    def __init__(self, fn: Any, sizes: dict[str, tuple[int, int | None]]):
-        self.sizes = sizes
+class _in_scan(Messenger):
+    """Reports the plates in the body of a scan, and marks its sites if it runs from the last step to the first."""
+
+    def __init__(self, fn: Any, sizes: dict[str, tuple[int, int | None]], reverse: bool):
+        self.sizes, self.reverse = sizes, reverse
         super().__init__(fn)
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
             self.sizes[msg["name"]] = msg["args"]
+        elif msg["type"] == "sample" and self.reverse:
+            msg["infer"][REVERSED] = True
 
 
 class full_rows(Messenger):

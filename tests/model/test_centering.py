@@ -222,6 +222,8 @@ def others():
     with handlers.reparam(config={"replaced": LocScaleReparam(0.5)}):
         numpyro.sample("replaced", dist.Normal(m, s))
     scan(lambda x, _: (numpyro.sample("walk", dist.Normal(x, 0.5)), None), 0.0, None, length=4)
+    backwards = lambda x, _: (numpyro.sample("backwards", dist.Normal(x, s)), None)  # noqa: E731
+    scan(backwards, m, None, length=4, reverse=True)
     with numpyro.plate("groups", 3):
         numpyro.sample("effect", dist.Normal(m, s))
 
