@@ -29,7 +29,7 @@ from numpyro.distributions.transforms import (
 )
 
 from numpyro_sgmcmc.model.dataflow import dependence
-from numpyro_sgmcmc.model.handlers import REVERSED, Transforms, given_transform
+from numpyro_sgmcmc.model.handlers import Transforms, given_transform
 from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.model.random_walk import RandomWalk
 from numpyro_sgmcmc.model.structure import Structure
@@ -128,8 +128,8 @@ def location_and_scale_parents(
     """
     The latent sites of a location-scale family, and the latents on which location and scale depend.
 
-    Left out are sites of a ``scan`` in the reverse order, sites whose density is scaled, those with transforms of their
-    own, and those that :class:`~numpyro.infer.reparam.LocScaleReparam` has replaced.
+    Left out are sites whose density is scaled, those with transforms of their own, and those that
+    :class:`~numpyro.infer.reparam.LocScaleReparam` has replaced.
 
     :param trace: unconstrained values -> trace of the model.
     """
@@ -141,7 +141,7 @@ def location_and_scale_parents(
             form = form_of(site["fn"])
             replaced = name.removesuffix("_decentered") in tr.keys() - {name}
             own = given_transform(name, site["fn"], transforms) is not None
-            left_out = replaced or own or scale != 1 or REVERSED in site["infer"]
+            left_out = replaced or own or scale != 1
             if form is not None and not left_out and _shape_of(form, site["value"]) == z[name].shape:
                 parameters_of[name] = jnp.asarray(form.loc), jnp.asarray(form.scale)
         return parameters_of

@@ -19,13 +19,14 @@ from numpyro_sgmcmc.model.numpyro_internals import SCAN_INDEX, handlers_around, 
 from numpyro_sgmcmc.types import Rows, Sites
 from numpyro_sgmcmc.utils.workarounds.once import once
 
-REVERSED = "_numpyro_sgmcmc_reversed"  # in site["infer"]: the values are in the reverse order of the steps
-
 Transforms: TypeAlias = Mapping[str, Transform] | Callable[[str, Distribution, Any], Transform | None]
 """
 Site -> transform from unconstrained values to the support of its distribution; or a function of the site, the
 distribution and, inside a ``scan``, the number of the step.
 """
+
+
+_REVERSED = "_numpyro_sgmcmc_reversed"  # in site["infer"] inside a scan that runs from the last element to the first
 
 
 class minibatch(Messenger):
@@ -73,7 +74,7 @@ class minibatch(Messenger):
 
 
 class _in_scan(Messenger):
-    """Reports the plates in the body of a scan, and marks its sites if it runs from the last step to the first."""
+    """Reports the plates in the body of a scan, and marks its sites if it runs from the last element to the first."""
 
     def __init__(self, fn: Any, sizes: dict[str, tuple[int, int | None]], reverse: bool):
         self.sizes, self.reverse = sizes, reverse
@@ -83,7 +84,7 @@ class _in_scan(Messenger):
         if msg["type"] == "plate":
             self.sizes[msg["name"]] = msg["args"]
         elif msg["type"] == "sample" and self.reverse:
-            msg["infer"][REVERSED] = True
+            msg["infer"][_REVERSED] = True
 
 
 class full_rows(Messenger):
@@ -134,6 +135,8 @@ def _value_at(z: Sites, transforms: Transforms | None, site: Any) -> Any:
         return None
     fn, x = site["fn"], z[name]
     step = site["infer"].get(SCAN_INDEX)
+    if step is not None and _REVERSED in site["infer"]:
+        step = len(x) - 1 - step  # NumPyro counts steps as they are run; values are in the order of the elements
     given = given_transform(name, fn, transforms, step)
     transform = given or biject_to(fn.support)
     if step is not None and jnp.ndim(x) > len(transform.inverse_shape(fn.shape())):

@@ -68,7 +68,7 @@ def model_of(site):
     return model_with(lambda m, s: numpyro.sample("a", site(m, s)))
 
 
-def scan_of(name, length=4):
+def scan_of(name, reverse=False):
     step, shape = SCANS[name]
 
     def sites(m, s):
@@ -76,7 +76,7 @@ def scan_of(name, length=4):
             a = numpyro.sample("a", step(a, m, s).to_event(len(shape) - step(a, m, s).event_dim))
             return a, a
 
-        return scan(transition, m + jnp.zeros(shape), None, length=length)[1]
+        return scan(transition, m + jnp.zeros(shape), None, length=4, reverse=reverse)[1]
 
     return model_with(sites)
 
@@ -92,6 +92,7 @@ def model_with(sites):
 
 
 MODELS = {name: model_of(site) for name, site in SITES.items()} | {f"scan, {name}": scan_of(name) for name in SCANS}
+MODELS["scan, in reverse"] = scan_of("autoregression", reverse=True)
 
 
 def potential_of(model, *args, **kwargs):
@@ -222,8 +223,6 @@ def others():
     with handlers.reparam(config={"replaced": LocScaleReparam(0.5)}):
         numpyro.sample("replaced", dist.Normal(m, s))
     scan(lambda x, _: (numpyro.sample("walk", dist.Normal(x, 0.5)), None), 0.0, None, length=4)
-    backwards = lambda x, _: (numpyro.sample("backwards", dist.Normal(x, s)), None)  # noqa: E731
-    scan(backwards, m, None, length=4, reverse=True)
     with numpyro.plate("groups", 3):
         numpyro.sample("effect", dist.Normal(m, s))
 

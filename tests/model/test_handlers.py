@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import Predictive, log_likelihood
 from numpyro.infer.reparam import LocScaleReparam
@@ -288,3 +289,21 @@ def test_missing_values_are_predicted():
     assert (y[:, KNOWN] == Y[KNOWN]).all() and (y[:, ~KNOWN].std(0) > 0.5).all()
     density = log_likelihood(whole, draws, *args)["y_observed"]
     assert (density[:, ~KNOWN] == 0).all() and jax.numpy.isfinite(density).all() and (density[:, KNOWN] != 0).all()
+
+
+def test_the_values_of_a_scan_in_reverse_are_in_the_order_of_its_elements():
+    """NumPyro counts the steps as they are run, and stacks what they return the other way round."""
+
+    def walk():
+        def transition(after, drift):
+            return (a := numpyro.sample("a", dist.LogNormal(jnp.log(after) + drift, 0.5))), a
+
+        scan(transition, 1.0, jnp.arange(4.0), reverse=True)
+
+    a = jnp.array([1.3, 0.4, 2.5, 0.8])
+    of_walk = potential(walk, batch_size={})
+    z = of_walk.unconstrain({"a": a})
+    np.testing.assert_allclose(of_walk.constrain(z)["a"], a, rtol=1e-6)
+    after = jnp.array([0.4, 2.5, 0.8, 1.0])
+    density = dist.LogNormal(jnp.log(after) + jnp.arange(4), 0.5).log_prob(a) + jnp.log(a)
+    np.testing.assert_allclose(of_walk.estimate(z, {}), -density.sum(), rtol=1e-5)
