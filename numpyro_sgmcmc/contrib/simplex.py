@@ -26,7 +26,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
-from numpyro_sgmcmc.model.handlers import elementwise
+from numpyro_sgmcmc.model.handlers import elementwise, given_transform
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.utils.validation import checked_rates
 
@@ -128,7 +128,7 @@ class Charts:
     raw: bool = False
     counts: Mapping[str, Any] = field(default_factory=dict)  # site -> number that is added to the A of its prior
 
-    def __call__(self, name: str, fn: dist.Distribution, step: Any = None) -> Transform | None:
+    def __call__(self, name: str, fn: dist.Distribution, step: Any) -> Transform | None:
         """The transform of a site; None if it is on neither."""
         own: Any = _bare(fn)
         support = elementwise(fn.support)
@@ -151,7 +151,7 @@ def supports_of_sites(potential: Any) -> dict[str, str]:
     def trace(z):
         for name, site in potential.trace(z, potential.some_rows(), None).items():
             if name in potential.prototype:
-                supports[name] = kinds.get(type(potential.transforms(name, site["fn"], None)), "other")
+                supports[name] = kinds.get(type(given_transform(name, site["fn"], potential.transforms)), "other")
         return ()
 
     jax.eval_shape(trace, potential.prototype)

@@ -25,7 +25,6 @@ Site -> transform from unconstrained values to the support of its distribution; 
 distribution and, inside a ``scan``, the number of the step.
 """
 
-
 _REVERSED = "_numpyro_sgmcmc_reversed"  # in site["infer"] inside a scan that runs from the last element to the first
 
 

@@ -40,7 +40,10 @@ class Multivariate(NamedTuple):
         return self._replace(scale=jnp.asarray(factor)[..., None] * self.scale)
 
     def share_of(self, curvature: jax.Array) -> jax.Array:
-        r"""The same for each :math:`e_i`: 1 minus its variance, a diagonal element of :math:`(1 + R^T K R)^{-1}`."""
+        r"""
+        1 minus the variance of each :math:`e_i` if the data have this curvature k along a: the diagonal of
+        :math:`(1 + R^T K R)^{-1}` with the diagonal matrix K of k.
+        """
         roots = jnp.sqrt(jnp.moveaxis(curvature, self.axis, -1))[..., None] * self.scale
         precision = jnp.eye(roots.shape[-1]) + jnp.einsum("...ji,...jk->...ik", roots, roots)
         variances = jnp.diagonal(jnp.linalg.inv(precision), axis1=-2, axis2=-1)

@@ -14,7 +14,7 @@ from numpyro.infer.reparam import LocScaleReparam
 import pytest
 
 from numpyro_sgmcmc import SGHMC, SGLD, ControlVariate, Tempered, settings
-from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites
+from numpyro_sgmcmc.potential.centred import centred_potential, hierarchical_sites, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.tuning.data_share import shares_of_data
 
@@ -58,7 +58,7 @@ SITES = {
 
 SCANS = {
     "autoregression": (lambda a, m, s: dist.Normal(m + 0.8 * (a - m), s), ()),
-    "one for each group": (lambda a, m, s: dist.StudentT(4.0, jnp.tanh(a) + m, s * (1 + a**2)), (3,)),
+    "a scale for each element": (lambda a, m, s: dist.StudentT(4.0, jnp.tanh(a) + m, s * (1 + a**2)), (3,)),
     "without a memory": (lambda a, m, s: dist.LogNormal(m, s).expand([2]), (2,)),
     "vectors": (lambda a, m, s: dist.MultivariateNormal(m + a[::-1], scale_tril=s * ROOT), (3,)),
 }
@@ -105,6 +105,7 @@ def test_the_law_is_that_of_the_model(name):
     usual = potential_of(MODELS[name])
     site = usual.prototype["a"]
     assert list(hierarchical_sites(usual)) == ["a"]
+    assert sites_to_centre(usual) == ({} if name == "scan, a scale for each element" else {"a": site})
     share = jnp.linspace(0.1, 0.7, max(site.size, 1)).reshape(site.shape)
     centred = centred_potential(usual, {"a": share})
     keys = random.split(random.key(0), 3)
