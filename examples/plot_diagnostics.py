@@ -46,7 +46,7 @@ from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.report.report_hook import report as tell
 
-SIZE = {"num_samples": (300, 500), "models": (1, 3), "faults": (4, 14), "seeds": (1, 5)}
+SIZE = {"num_samples": (300, 800), "models": (1, 3), "faults": (4, 14), "seeds": (1, 5)}
 FRICTION = 1.0
 STEPS = {"network": (0.005, 240)}  # step size and steps of a draw; its coordinates are correlated, and its noise larger
 USUAL = 0.05, 25

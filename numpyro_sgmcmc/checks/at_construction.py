@@ -103,7 +103,7 @@ def check_can_be_quiet(dynamics: Dynamics, integrator: Any) -> None:
     if not flows or any(flow.needs_key for flow in flows) or isinstance(dynamics, Thermostatted):
         raise ValueError(
             f"step_size=Cyclical(exploration=...) leaves out the normal noise of SGLD and SGHMC, but {integrator!r} of "
-            f"{type(dynamics).__name__} has other noise, or a thermostat that compensates for its absence. Use "
+            f"{type(dynamics).__name__} has other noise, or a thermostat, which would replace the missing noise. Use "
             "exploration=0, or SGLD or SGHMC."
         )
 
@@ -121,8 +121,8 @@ def check_previous(gradient: GradientEstimator, integrator: Any) -> None:
     """Raises a ValueError for a kernel that cannot keep local values from visit to visit."""
     if integrator.needs_variance:
         raise ValueError(
-            f"{PREVIOUS} but {integrator!r} assumes that the gradient noise is white, while the noise of kept values "
-            "persists from visit to visit. Use start=None or a function."
+            f"{PREVIOUS} but {integrator!r} assumes that the gradient noise of different steps is independent, while "
+            "kept values change little from visit to visit. Use start=None or a function."
         )
     if not hasattr(gradient, "keeps_local_values"):
         raise ValueError(f"{PREVIOUS} but gradient={gradient!r} cannot store them. Use gradient=Minibatch().")

@@ -6,8 +6,8 @@ chi-squared with d degrees of freedom, and
 
 .. math:: |p|^2 \le 3 d + 50.
 
-So :math:`\exp(-H)` is restricted to momenta that it has with a probability of 1 - 1e-12. Without a momentum the same
-bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so when moves above a length are left out.
+So :math:`\exp(-H)` is restricted to momenta that it has with a probability of more than 1 - 2e-12. Without a momentum
+the same bound holds for :math:`|x' - x|^2 / 2h`: if a step is reversible, it remains so without moves above a length.
 An unstable step breaks the bound after a few steps; otherwise it would end at huge but finite values. So does a chain
 that falls back from far away, where :math:`|x'|^2` exceeds the same bound, faster and faster. An unstable step goes too
 far, so the gradient points back where it ends; in a fall it points further down, :math:`(x' - x)^T \nabla U(x') < 0`.

@@ -175,7 +175,7 @@ def test_chains_have_tables_of_their_own_and_a_refused_step_writes_nothing():
     [
         ({"gradient": ControlVariate({"mu": 0.0})}, "ControlVariate.* cannot store them"),
         ({"step_size": None}, "step_size= is missing"),
-        ({"kernel": SGHMC, "friction": 1.0, "integrator": "NOGIN"}, "assumes that the gradient noise is white"),
+        ({"kernel": SGHMC, "friction": 1.0, "integrator": "NOGIN"}, "noise of different steps is independent"),
     ],
 )
 def test_who_cannot_keep_values_says_so(options, message):
