@@ -43,7 +43,7 @@ def test_programs(page):
             exec(compile(block, f"{page}, block {k}", "exec"), names)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_what_is_reported_upstream_still_happens(number):
     if number == 1:
         pytest.importorskip("funsor")
