@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 
 from numpyro_sgmcmc.data.argument_checks import check_arrays
 from numpyro_sgmcmc.gradients.full_pass import chunk_length
-from numpyro_sgmcmc.model.handlers import minibatch
+from numpyro_sgmcmc.model.handlers import in_order_of_steps, minibatch
 from numpyro_sgmcmc.model.row_checks import check_lengths
 from numpyro_sgmcmc.model.structure import outline
 from numpyro_sgmcmc.potential.compiled import on_data
@@ -62,7 +62,11 @@ class PredictedSites:
     def _trace(self, handler: Any, values: dict, args: tuple, kwargs: dict, rng_key: Any = None) -> dict:
         key = random.key(0) if rng_key is None else rng_key
         latents = {name: x for name, x in values.items() if not self.latents or name in self.latents}
-        only = lambda site: latents.get(site["name"]) if site["type"] == "sample" else None  # noqa: E731
+
+        def only(site):
+            named = site["type"] == "sample" and site["name"] in latents
+            return in_order_of_steps(site, latents[site["name"]]) if named else None
+
         given = handlers.substitute(handlers.seed(handler, key), substitute_fn=only)
         return handlers.trace(given).get_trace(*args, **kwargs)
 

@@ -147,6 +147,11 @@ def _value_at(z: Sites, transforms: Transforms | None, site: Any) -> Any:
     return once(value, z)
 
 
+def in_order_of_steps(site: Any, x: jax.Array) -> jax.Array:
+    """The values of a site as NumPyro looks them up: in a scan from the step that is run first."""
+    return x[::-1] if _REVERSED in site["infer"] else x
+
+
 def transformed(transform: Transform, x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:
     """The value of a site, and the log determinant of the Jacobian for each element of the batch shape."""
     value = jnp.asarray(transform(x))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 import pytest
@@ -105,6 +106,19 @@ def test_rows_in_the_middle_of_a_site_and_several_sites():
     np.testing.assert_allclose(found.mean["other"][:, 1], X[:, :1] * mu.mean(0), rtol=1e-4, atol=1e-6)
     each = norm.logpdf(table, mu[:, 0, None, None] * X[:, :1], 1)
     np.testing.assert_allclose(found.log_density["one"], logsumexp(each, 0) - np.log(L), rtol=1e-4)
+
+
+def test_values_of_a_scan_in_reverse_are_those_of_the_draws():
+    """``Predictive`` of NumPyro gives the first value to the step that is run first."""
+
+    def model():
+        step = lambda carry, t: (carry, numpyro.sample("x", dist.Normal(t, 1)))  # noqa: E731
+        _, x = scan(step, None, jnp.arange(3.0), reverse=True)
+        with numpyro.plate("N", 3) as rows:
+            numpyro.sample("y", dist.Normal(x[rows], 1))
+
+    x = jnp.array([[1.0, 5.0, 9.0], [3.0, 5.0, 7.0]])
+    np.testing.assert_allclose(predict((model, {"x": x})).mean["y"], [2.0, 5.0, 8.0])
 
 
 def test_turn_by_turn_is_all_at_once():
