@@ -489,7 +489,8 @@ def report(table, right):
 def check(table, right):
     for name, column in table.items():
         for cell in column["none"]:
-            assert cell["verdict"] == "right" and not cell["told"], f"{name}: a right run is called {cell}"
+            # with the steps of a draw given, not all runs have enough effective draws for a verdict
+            assert cell["verdict"] in ("right", "unchecked") and not cell["told"], f"{name}: a right run: {cell}"
         for outcome in right[name]:
             assert outcome["verdicts"] == ["right", "right"] and not outcome["told"], f"{name}: {outcome}"
         for fault, cells in column.items():
