@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import Literal, primitives as prim
 from jax.lax import GatherScatterMode
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.utils.compat import ClosedJaxpr
@@ -116,7 +117,7 @@ class _Run(NamedTuple):
             return [Fact(depends, inputs[0].row_of, inputs[0].computed_from, codes=codes)] * len(eqn.outvars)
         if eqn.primitive is prim.concatenate_p:
             return [Fact(depends, columns=_columns(eqn, inputs), computed_from=_sources(inputs))]
-        if eqn.primitive is prim.lt_p and isinstance(eqn.invars[1], Literal) and eqn.invars[1].val == 0:
+        if eqn.primitive is prim.lt_p and _is_zero(eqn.invars[1]):
             return [Fact(depends, negative_of=inputs[0])]
         if eqn.primitive is prim.select_n_p and len(inputs) == 3 and _counts_from_the_end(*inputs):
             return [inputs[1]]
@@ -132,6 +133,11 @@ class _Run(NamedTuple):
         shifted_from = next(filter(_index, inputs), None) if eqn.primitive is prim.add_p else None
         of_integers = of_numbers._replace(computed_from=_sources(inputs), shifted_from=shifted_from)
         return [of_integers if jnp.issubdtype(var.aval.dtype, jnp.integer) else of_numbers for var in eqn.outvars]
+
+
+def _is_zero(var: Any) -> bool:
+    # with JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS the value may be an array of JAX, whose comparison would be traced
+    return isinstance(var, Literal) and np.ndim(var.val) == 0 and bool(np.asarray(var.val) == 0)
 
 
 def _uses(eqn: Any, inputs: list[Fact], depends: frozenset[str]) -> list[Use]:

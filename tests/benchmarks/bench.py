@@ -10,7 +10,7 @@ import sys
 import time
 from typing import NamedTuple
 
-os.environ.setdefault("JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS", "1")  # as in the README's example
+os.environ.setdefault("JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS", "1")  # as docs/large_data.md recommends
 
 import jax
 from jax import lax, random

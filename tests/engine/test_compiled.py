@@ -186,3 +186,20 @@ def test_so_does_that_of_sites_that_depend_on_each_other():
         return lines(jax.grad(lambda z: centred.estimate(z, {}, None)), z)
 
     assert of_gradient(40) < 2.5 * of_gradient(20)
+
+
+def init_with_counts_of_trials():
+    """Compares row numbers and counts with 0, which is an array of JAX then."""
+
+    def model(trials, y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Binomial(trials[rows], logits=a), obs=y[rows])
+
+    trials = jnp.arange(1, 2 * models.B)
+    return start(model, trials, trials // 2)
+
+
+def test_a_constant_may_be_an_array_where_constants_are_arguments():
+    program = "import conftest, test_compiled; test_compiled.init_with_counts_of_trials()"
+    in_a_fresh_process(program, JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1")
