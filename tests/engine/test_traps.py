@@ -416,7 +416,7 @@ def draws_by_several():
 
 @pytest.mark.slow
 def test_trap_31_data_as_arguments_by_the_environment(tmp_path):
-    """What the README recommends; JAX reads the variable while it is imported."""
+    """What docs/large_data.md recommends; JAX reads the variable while it is imported."""
     path = tmp_path / "draws.npy"
     program = f"import conftest, numpy, test_traps; numpy.save({str(path)!r}, test_traps.draws_by_several())"
     in_a_fresh_process(program, JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1")
