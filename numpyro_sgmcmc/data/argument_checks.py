@@ -57,13 +57,17 @@ def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
 
 
 def check_arrays(args: tuple, kwargs: Mapping[str, Any], error: Exception) -> None:
-    """Raises a ValueError if an argument that is no array of numbers is the likely cause of an error."""
+    """Raises a ValueError if an argument of a wrong type is the likely cause of an error."""
     if batches := _batches(args, kwargs, str(error)):
         cause = f"{batches}{_WHOLE_DATA}"
     elif sparse := [name for name, arg in _named(args, kwargs) if isinstance(arg, BCSR)]:
         cause = f"{sparse[0]} is a sparse BCSR matrix, which JAX cannot index by rows. {SPARSE_ROWS}"
     elif odd := not_an_array(args, kwargs):
         cause = f"{odd[0]}, which cannot be indexed by the rows of a minibatch. Pass {_remedy(odd[1])}."
+    elif "Indexer must have integer" in str(error) and (floats := _of_floats(args, kwargs)):
+        cause = (
+            f"the model indexes an array by numbers of type float, perhaps {' or '.join(floats)}. Pass x.astype(int)."
+        )
     else:
         return
     first_line = str(error).partition("\n")[0]
@@ -82,6 +86,12 @@ def not_an_array(args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, Any] | No
         if plain or _home(arg) in (*TABLES, "scipy"):
             return f"{name} is a {type(arg).__name__}", arg
     return None
+
+
+def _of_floats(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of the vectors of numbers of type float."""
+    vectors = ((name, arg) for name, arg in _named(args, kwargs) if np.ndim(arg) == 1 and hasattr(arg, "dtype"))
+    return [name for name, arg in vectors if np.issubdtype(arg.dtype, np.floating)]
 
 
 def _remedy(arg: Any) -> str:

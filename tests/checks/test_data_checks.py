@@ -325,6 +325,16 @@ def test_a_list_of_numpy_numbers():
         started(regression, list(Y), Y)
 
 
+def test_codes_of_type_float():
+    def model(group, y):
+        effect = numpyro.sample("effect", dist.Normal(0, 1).expand([3]))
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(effect[group[rows]], 1), obs=y[rows])
+
+    with pytest.raises(ValueError, match="of type float, perhaps argument 1 or argument 2. Pass x.astype"):
+        started(model, np.arange(300.0) // 100, Y)
+
+
 def test_data_that_were_not_passed():
     def model(y=None):
         mu = numpyro.sample("mu", dist.Normal(0, 1))
