@@ -48,7 +48,8 @@ from numpyro_sgmcmc.report.report_hook import report as tell
 
 SIZE = {"num_samples": (300, 800), "models": (1, 3), "faults": (4, 14), "seeds": (1, 5)}
 FRICTION = 1.0
-STEPS = {"network": (0.005, 240)}  # step size and steps of a draw; its coordinates are correlated, and its noise larger
+# step size and steps of a draw: the hierarchy mixes slowly; the network has correlated coordinates, and larger noise
+STEPS = {"hierarchy": (0.05, 60), "network": (0.005, 240)}
 USUAL = 0.05, 25
 N = 2000
 
@@ -489,8 +490,7 @@ def report(table, right):
 def check(table, right):
     for name, column in table.items():
         for cell in column["none"]:
-            # with the steps of a draw given, not all runs have enough effective draws for a verdict
-            assert cell["verdict"] in ("right", "unchecked") and not cell["told"], f"{name}: a right run: {cell}"
+            assert cell["verdict"] == "right" and not cell["told"], f"{name}: a right run is called {cell}"
         for outcome in right[name]:
             assert outcome["verdicts"] == ["right", "right"] and not outcome["told"], f"{name}: {outcome}"
         for fault, cells in column.items():
