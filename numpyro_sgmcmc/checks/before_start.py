@@ -151,7 +151,7 @@ def _warn_of_sites(structure: Structure) -> None:
     """Warns of sites that are frozen, or left out of the draws."""
     for name in structure.frozen[:1]:
         warn(
-            f"param site {name!r} stays at its initial value: SG-MCMC updates latent sample "
+            f"param site {name!r} is frozen at its initial value: SG-MCMC updates latent sample "
             "sites only. Give it a prior with numpyro.sample to infer it."
         )
     for left_out, why in (
