@@ -478,7 +478,7 @@ FAULTS = [
           "centering[name][0]", "test_centering:law"),
     Fault("scan in reverse: values in the order of the steps", "handlers", "len(x) - 1 - step", "step",
           "test_handlers:reverse"),
-    Fault("scan in reverse: draws in the order of the steps", "handlers", "x[::-1] if _REVERSED in site",
+    Fault("scan in reverse: draws in the order of the steps", "handlers", "x[::-1] if site",
           "x if True or site", "test_predict:reverse"),
     Fault("centring of series: each element by itself", "centred", "if SCAN_INDEX in trace", "if False and trace",
           "test_centering:series"),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_value
 
+from numpyro_sgmcmc.data.argument_checks import without_value
 from numpyro_sgmcmc.local.models import makes_moves, recorded_draw
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.structure import Structure
@@ -59,6 +60,7 @@ def warn_before_run(potential: ModelPotential, rows: RowScheme) -> None:
     """All warnings of the model and its rows that need no values."""
     _warn_of_sites(potential.structure)
     warn_of_costs(potential)
+    _warn_of_data(potential)
     _warn_of_scales(potential)
     if potential.sources and not is_contiguous(rows):
         warn(
@@ -184,6 +186,22 @@ def warn_of_costs(potential: ModelPotential) -> None:
             f"with the {n} of {size} rows of a minibatch of plate {plate!r}. Index it by the rows first, inside the "
             "plate: x[rows] @ w, not (x @ w)[rows]. What depends on the data alone, such as their mean, is best "
             "computed before the run."
+        )
+
+
+def _warn_of_data(potential: ModelPotential) -> None:
+    """Warns of data that were not passed to the model, and of many rows that it does not offer to minibatches."""
+    structure = potential.structure
+    names = without_value(potential.model, potential.args, potential.kwargs)
+    if names and not any(site.observed for site in structure.sites.values()):
+        warn(
+            f"the model has no observed site, and its argument {' and '.join(map(repr, names))} is None: the draws are "
+            "those of the prior. Pass the data to mcmc.run."
+        )
+    elif structure.all_rows:
+        warn(
+            f"every step uses all rows, because no minibatch of them can be taken: {structure.all_rows} If all rows "
+            "are meant, give batch_size={}."
         )
 
 

@@ -49,6 +49,18 @@ def _is_sparse(x: Any) -> bool:
     return isinstance(x, BCSR) or (isinstance(x, BCOO) and not x.n_batch)
 
 
+def without_value(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
+    """The arguments of a model that are None, as those that a user has left out."""
+    while hasattr(model, "fn") and not inspect.isfunction(model):  # a handler
+        model = model.fn
+    try:
+        given = inspect.signature(model).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a model without a signature
+        return []
+    given.apply_defaults()
+    return [name for name, value in given.arguments.items() if value is None]
+
+
 def check_no_iterators(args: tuple, kwargs: Mapping[str, Any]) -> None:
     """Raises a ValueError for a generator or another iterator, which JAX does not accept among arguments."""
     for name, arg in _named(args, kwargs):

@@ -25,7 +25,9 @@ Site -> transform from unconstrained values to the support of its distribution; 
 distribution and, inside a ``scan``, the number of the step.
 """
 
-_REVERSED = "_numpyro_sgmcmc_reversed"  # in site["infer"] inside a scan that runs from the last element to the first
+IN_SCAN = (
+    "_numpyro_sgmcmc_in_scan"  # in site["infer"] inside a scan: whether it runs from the last element to the first
+)
 
 
 class minibatch(Messenger):
@@ -73,7 +75,7 @@ class minibatch(Messenger):
 
 
 class _in_scan(Messenger):
-    """Reports the plates in the body of a scan, and marks its sites if it runs from the last element to the first."""
+    """Reports the plates in the body of a scan, and marks its sites."""
 
     def __init__(self, fn: Any, sizes: dict[str, tuple[int, int | None]], reverse: bool):
         self.sizes, self.reverse = sizes, reverse
@@ -82,8 +84,8 @@ class _in_scan(Messenger):
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
             self.sizes[msg["name"]] = msg["args"]
-        elif msg["type"] == "sample" and self.reverse:
-            msg["infer"][_REVERSED] = True
+        elif msg["type"] == "sample":
+            msg["infer"][IN_SCAN] = self.reverse
 
 
 class full_rows(Messenger):
@@ -134,7 +136,7 @@ def _value_at(z: Sites, transforms: Transforms | None, site: Any) -> Any:
         return None
     fn, x = site["fn"], z[name]
     step = site["infer"].get(SCAN_INDEX)
-    if step is not None and _REVERSED in site["infer"]:
+    if step is not None and site["infer"].get(IN_SCAN):
         step = len(x) - 1 - step  # NumPyro counts steps as they are run; values are in the order of the elements
     given = given_transform(name, fn, transforms, step)
     transform = given or biject_to(fn.support)
@@ -149,7 +151,7 @@ def _value_at(z: Sites, transforms: Transforms | None, site: Any) -> Any:
 
 def in_order_of_steps(site: Any, x: jax.Array) -> jax.Array:
     """The values of a site as NumPyro looks them up: in a scan from the step that is run first."""
-    return x[::-1] if _REVERSED in site["infer"] else x
+    return x[::-1] if site["infer"].get(IN_SCAN) else x
 
 
 def transformed(transform: Transform, x: jax.Array, fn: Distribution) -> tuple[jax.Array, jax.Array]:

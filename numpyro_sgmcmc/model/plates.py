@@ -41,6 +41,8 @@ def batch_sizes(
                 f"batch_size={n} for plate {name!r} of {size} rows: a minibatch must be smaller than the plate. "
                 + _all_rows(name, chosen, size, local)
             )
+    for name in declared | chosen:
+        _check_one_size(structure, name)
     return declared | chosen
 
 
@@ -50,9 +52,44 @@ def automatic_sizes(structure: Structure, gibbs_sites: frozenset[str]) -> dict[s
     than twice as many rows are not minibatched.
     """
     observed, latent = _sides(structure, gibbs_sites)
-    n = max(500, 2 * sum(site.size for site in structure.prototype.values()))
+    n = _automatic_size(structure)
     sizes = {name: structure.plates[name][0] for name in sorted((observed - latent) & set(structure.plates))}
     return {name: n for name, size in sizes.items() if size > 2 * n}
+
+
+def why_all_rows(structure: Structure) -> str:
+    """Why no minibatch can be taken of a site with many rows. Empty if there is no such site outside of a scan."""
+    for name, site in structure.sites.items():
+        rows = max(site.log_prob_shape, default=1)
+        if not site.observed or site.factor or site.in_scan or rows <= 2 * _automatic_size(structure):
+            continue
+        for plate in site.plates:
+            if plate in structure.unequal:
+                return _two_sizes(structure, plate)
+        if not site.plates:
+            return (
+                f"site {name!r} has {rows} rows outside of a plate. If they are independent given the latent sites, "
+                f"observe them in one: `with numpyro.plate('N', {rows}) as rows: numpyro.sample({name!r}, ..., "
+                "obs=x[rows])`."
+            )
+    return ""
+
+
+def _automatic_size(structure: Structure) -> int:
+    return max(500, 2 * sum(site.size for site in structure.prototype.values()))
+
+
+def _check_one_size(structure: Structure, plate: str) -> None:
+    if plate in structure.unequal:
+        raise ValueError(_two_sizes(structure, plate))
+
+
+def _two_sizes(structure: Structure, plate: str) -> str:
+    first, second = structure.unequal[plate]
+    return (
+        f"the model has two plates with the name {plate!r}, one of {first} and one of {second} rows. A minibatch has "
+        f"the same rows of both. Give each its own name, for example f'{plate}_{{k}}' in a loop."
+    )
 
 
 def _sides(structure: Structure, gibbs_sites: frozenset[str]) -> tuple[set[str], set[str]]:
@@ -81,6 +118,7 @@ def _the_data_plate(structure: Structure, batch_size: int, gibbs_sites: frozense
     if not candidates:
         for name, site in structure.latents.items():
             for plate in sorted(observed.intersection(site.plates)):
+                _check_one_size(structure, plate)
                 raise ValueError(local_message(name, plate))
         raise ValueError(
             f"batch_size={batch_size} needs a plate with observed sites, but none of {_known(structure)} has any. "

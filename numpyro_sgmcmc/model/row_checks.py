@@ -18,15 +18,9 @@ INDEXED = f"`with numpyro.plate(...) as rows: x[rows]`, or `{SUBSAMPLE}` inside 
 
 def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:
     """
-    :raises ValueError: for a plate with two sizes, data that do not fit a plate, a site whose log density is not one
-        number per row, or a site outside a plate on whose rows it depends.
+    :raises ValueError: for data that do not fit a plate, a site whose log density is not one number per row, or a site
+        outside a plate on whose rows it depends.
     """
-    for plate in plates.keys() & cut.unequal.keys():
-        first, second = cut.unequal[plate]
-        raise ValueError(
-            f"the model has two plates with the name {plate!r}, one of {first} and one of {second} rows. A minibatch "
-            f"has the same rows of both. Give each its own name, for example f'{plate}_{{k}}' in a loop."
-        )
     check_lengths(cut, plates)
     for name, site in cut.sites.items():
         for plate in plates.keys() & site.plates.keys():

@@ -19,7 +19,7 @@ from numpyro.infer import init_to_sample, init_to_uniform
 from numpyro_sgmcmc.data.arrays import described, named_leaves, without_data
 from numpyro_sgmcmc.model.dataflow import CLOSED_OVER, Fact, Lookup, Use, codes_of, follow
 from numpyro_sgmcmc.model.given_values import MISSING, is_masked
-from numpyro_sgmcmc.model.handlers import Transforms, minibatch, transform_of
+from numpyro_sgmcmc.model.handlers import IN_SCAN, Transforms, minibatch, transform_of
 from numpyro_sgmcmc.model.numpyro_internals import ParamShape, sample_code
 from numpyro_sgmcmc.types import Rows
 from numpyro_sgmcmc.utils.compat import local_in_failing_frame
@@ -42,6 +42,7 @@ class Site(NamedTuple):
     argument: str = ""  # the argument of the model that observed values are elements of
     support: Any = None  # of an observed site without a mask, if its bounds are numbers
     crossed: tuple[tuple[int, ...], ...] = ()  # shapes of values and distribution, if each repeats the other
+    in_scan: bool = False
 
 
 class Structure(NamedTuple):
@@ -61,6 +62,7 @@ class Structure(NamedTuple):
     whole: tuple[Use, ...]  # arrays of data that are used without an index
     unequal: Mapping[str, tuple[int, int]]  # plates that are declared twice, with these sizes
     largest: int  # numbers of the largest array
+    all_rows: str = ""  # why every step uses all rows, although there are many and the user has not asked for it
 
     @property
     def latents(self) -> dict[str, Site]:
@@ -252,6 +254,7 @@ def _site(name: str, site: Any, log_prob: jax.Array, transforms: Transforms | No
         scale=_number(site["scale"]),
         crossed=(values, own) if observed and _is_outer(jnp.shape(log_prob), values, own, _plates(site)) else (),
         support=fn.support if observed and not is_masked(fn) and not moves(fn.support) else None,
+        in_scan=IN_SCAN in site["infer"],
     )
 
 

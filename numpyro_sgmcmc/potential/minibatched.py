@@ -23,6 +23,7 @@ from numpyro_sgmcmc.model.plates import (
     check_declared_in_gibbs,
     data_without_values,
     local_message,
+    why_all_rows,
 )
 from numpyro_sgmcmc.model.structure import Structure, failing_site, outline
 from numpyro_sgmcmc.types import Plate
@@ -65,8 +66,10 @@ def checked_structure(
                 return checked_structure(model, args, kwargs, ours, transforms)
             except row_checks.SparseRows:
                 raise  # all rows would take the square of their memory
-            except ValueError:
-                pass  # the user has not asked for minibatches, so a model that cannot be cut uses all rows
+            except ValueError as error:  # the user has not asked for minibatches
+                whole = whole._replace(all_rows=str(error))
+        elif not declared:
+            whole = whole._replace(all_rows=why_all_rows(whole))
     sizes = batch_sizes(whole, batch_size, gibbs_sites)
     check_declared_in_gibbs(whole, kwargs)
     plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}

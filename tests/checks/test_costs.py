@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 import pytest
 
@@ -140,3 +141,70 @@ def test_other_deterministic_sites():
             numpyro.sample("y", dist.Normal(numpyro.deterministic("mean", X[rows] @ w), 1), obs=y[rows])
 
     SGLD(model, step_size=1e-3, batch_size=B).init(random.key(0), 0, None, (X, Y), {})
+
+
+ROWS, LEVELS = 1100, 10  # more than twice the automatic batch size
+
+
+def data_without_an_index(group, y):
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([LEVELS]).to_event(1))
+    with numpyro.plate("rows", ROWS):
+        numpyro.sample("y", dist.Normal(a[group], 1), obs=y)
+
+
+def two_plates_of_one_name(group, y):
+    with numpyro.plate("rows", LEVELS):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+    with numpyro.plate("rows", ROWS) as rows:
+        numpyro.sample("y", dist.Normal(a[group[rows]], 1), obs=y[rows])
+
+
+def data_without_a_plate(group, y):
+    with numpyro.plate("groups", LEVELS):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(a[group], 1), obs=y)
+
+
+def data_of_a_scan(group, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    scan(lambda last, y: (numpyro.sample("y", dist.Normal(mu * last, 1), obs=y), None), 0.0, y)
+
+
+def data_in_their_plate(group, y):
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([LEVELS]).to_event(1))
+    with numpyro.plate("rows", ROWS) as rows:
+        numpyro.sample("y", dist.Normal(a[group[rows]], 1), obs=y[rows])
+
+
+def warnings_of(kernel, *args):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before_start.warn_before_run(kernel.potential(args, {}), kernel.rows)
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize(
+    "model, reason",
+    [
+        (data_without_an_index, "site 'y' when plate 'rows' is cut to 500 rows. Every array with a row"),
+        (two_plates_of_one_name, "two plates with the name 'rows', one of 10 and one of 1100 rows"),
+        (data_without_a_plate, "site 'y' has 1100 rows outside of a plate. If they are independent"),
+        (data_of_a_scan, ""),
+        (data_in_their_plate, ""),
+    ],
+)
+def test_many_rows_without_minibatches(model, reason):
+    """A user who gives no batch size expects minibatches, and learns why there are none, unless they were left out."""
+    data = np.arange(ROWS) % LEVELS, np.resize(Y, ROWS)
+    told = warnings_of(SGHMC(model), *data)
+    assert len(told) == bool(reason) and all(reason in each and "give batch_size={}" in each for each in told)
+    assert warnings_of(SGHMC(model, batch_size={}), *data) == []
+    few = [x[:LEVELS] for x in data]
+    if model is data_without_a_plate:
+        assert warnings_of(SGHMC(model), *few) == []
+
+
+def test_two_plates_of_one_name_for_a_minibatch():
+    data = np.arange(ROWS) % LEVELS, np.resize(Y, ROWS)
+    with pytest.raises(ValueError, match="two plates with the name 'rows', one of 10 and one of 1100 rows"):
+        SGHMC(two_plates_of_one_name, batch_size=100).potential(data, {})

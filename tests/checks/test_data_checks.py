@@ -343,6 +343,10 @@ def test_data_that_were_not_passed():
 
     with pytest.raises(ValueError, match="If 'y' should be data: obs= is None; pass the data"):
         started(model)
+    with pytest.warns(
+        UserWarning, match="no observed site, and its argument 'y' is None: the draws are those of the prior"
+    ):
+        SGHMC(model).init(random.key(0), 10, None, (), {})
 
 
 def test_data_in_the_place_of_the_key():

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
 
-from numpyro_sgmcmc import SGHMC, ControlVariate, settings
+from numpyro_sgmcmc import SGHMC, ControlVariate, settings, summary
 from numpyro_sgmcmc.gradients.control_variate import Anchor
 from numpyro_sgmcmc.gradients.second_order import REACH, Hessian, passes_of_hessian
 from numpyro_sgmcmc.potential.potential import ModelPotential
@@ -149,21 +149,26 @@ def run(order, num_samples=50):
     options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=400, num_samples=num_samples, **options)
     mcmc.run(random.key(0), group, y, groups)
-    return settings(mcmc)
+    return mcmc
 
 
 @pytest.mark.filterwarnings("ignore:.*the draws are")
 def test_the_warm_up_takes_second_order_where_noise_limits_the_step():
-    first, chosen = run(1), run(None)
+    runs = run(1), run(None)
+    first, chosen = map(settings, runs)
     assert chosen["gradient"].order == 2
     assert first["steps_per_sample"] >= 2 * chosen["steps_per_sample"]
     assert chosen["batch_size"] == {"N": 100}
+    for mcmc, gradients_of_a_row in zip(runs, (2, 4)):
+        found = summary(mcmc)
+        passes = found["gradient_evaluations"]["value"] * gradients_of_a_row * 100 / 3000
+        assert found["passes"]["value"] == pytest.approx(passes)
 
 
 @pytest.mark.filterwarnings("ignore:.*the draws are")
 def test_blocks_and_scattered_rows_are_compared_at_the_order_of_the_chain():
     """The rows are sorted by group, so blocks are louder at the same order."""
-    assert not run(2)["rows"].contiguous
+    assert not settings(run(2))["rows"].contiguous
 
 
 @pytest.mark.parametrize("order", [0, 3, "second"])
