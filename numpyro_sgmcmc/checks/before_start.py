@@ -28,7 +28,7 @@ from numpyro_sgmcmc.utils.validation import check_like_z, check_sites, is_key
 MOST_COORDINATES = 100_000  # the limit for choosing a step size: the moments of the warm-up take about 100 numbers each
 FEW_MOVES = 0.01  # a smaller share of accepted local moves cannot be chance, or a row that is unlike the others
 PROPOSALS = 300  # at least as many decide about it
-FEW = 1_000_000  # numbers that a step may use besides its minibatch: they take less than about a millisecond
+FEW = 100_000  # numbers that a step may use besides its minibatch: they take about as long as the rest of a step
 RATIO = 10  # rows of the plate over those of a minibatch, from which on all rows are many
 
 

@@ -41,6 +41,7 @@ def new_state(
     check_before_start(type(kernel).__name__, chain, potential, rng_key, num_warmup, init_params)
     values = known_values(*arguments)
     check_data(potential, values)
+    warn_before_run(potential, chain.rows)  # before the search, which may take minutes if a step uses all rows
     on_potential = partial(kernel.compiled, model_args=model_args, model_kwargs=model_kwargs)
     for_run = kernel.replace(chain=kernel.chain.for_run(potential, rng_key, on_potential))
     search = for_run.chain.announced(potential)
@@ -69,7 +70,6 @@ def new_state(
             energies, gradient, exchanged = on_potential(partial(_another_start, kernel.chain))(random.key(0))
             check_energies(energies, gradient)
             check_single_rows(exchanged)
-    warn_before_run(potential, chain.rows)
     return state
 
 

@@ -205,7 +205,7 @@ class SGMCMC(MCMCKernel):
     ) -> SGMCMCState:
         """
         The state of a new chain, or of several chains if ``rng_key`` is a batch of keys. Costs O(batch), and one look
-        at each array for values that are not finite; if the warm-up chooses the settings, also eight short descents.
+        at each array for values that are not finite; if the warm-up chooses the settings, also short descents.
 
         :param init_params: unconstrained values for some or all sites (constrained values in a block of
             :class:`~numpyro.infer.Gibbs`, as is its convention); the other sites start by ``init_strategy``.

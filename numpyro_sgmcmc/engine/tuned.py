@@ -49,7 +49,7 @@ from numpyro_sgmcmc.tuning.coordinates import is_high_dimensional, raveled
 from numpyro_sgmcmc.tuning.data_share import chosen_centering, passes_of_centering
 from numpyro_sgmcmc.tuning.groups import COUPLED, Layout, coupling, layout_of
 from numpyro_sgmcmc.tuning.search import expected_passes
-from numpyro_sgmcmc.tuning.start import best_of_several, descents_of, passes_of, with_given
+from numpyro_sgmcmc.tuning.start import FEW_ROWS, best_of_several, descents_of, passes_of, with_given
 from numpyro_sgmcmc.tuning.step_rule import StepRule
 from numpyro_sgmcmc.tuning.tuner import Tuner
 from numpyro_sgmcmc.tuning.warm_up import Settings
@@ -89,8 +89,9 @@ class TunedChain(Chain):
         """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
         if self.init_strategy is not None:
             return super().start(potential, rng_key, rows, init_params)
-        descents = self.descents(potential, chains) if chains and init_params is None else 0
-        z = best_of_several(potential, rng_key, rows, descents, is_contiguous(self.rows))
+        of_few_rows = potential.with_minibatches()
+        descents = self.descents(of_few_rows, chains) if chains and init_params is None else 0
+        z = best_of_several(of_few_rows, rng_key, rows, descents, is_contiguous(self.rows))
         return z if init_params is None else with_given(z, init_params)
 
     def first(self, potential: ModelPotential, z: Sites, *_: Any) -> tuple[Phase, jax.Array, Any]:
@@ -108,7 +109,9 @@ class TunedChain(Chain):
         several = jnp.ndim(state.i) == 1
         chains = len(state.i) if several else 1
         centering = state.settings.centering
-        passes = 0 if given else passes_of(potential, chains * self.descents(potential, chains))
+        of_few_rows = potential.with_minibatches()
+        descents = 0 if given else chains * self.descents(of_few_rows, chains)
+        passes = descents * passes_of(of_few_rows, FEW_ROWS)
         if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and sites_to_centre(potential):
             best = _best(state, energies) if several else state
             key = derive_key(best.rng_key, Stream.CENTRE)

@@ -30,6 +30,7 @@ from numpyro_sgmcmc.model.centering import LocationScale, form_of, location_and_
 from numpyro_sgmcmc.model.handlers import Transforms, elementwise, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.non_centred import NonCentred
 from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
+from numpyro_sgmcmc.model.plates import AUTOMATIC
 from numpyro_sgmcmc.model.structure import Structure
 from numpyro_sgmcmc.potential.minibatched import checked_structure
 from numpyro_sgmcmc.types import Plate, Rows, Sites
@@ -85,6 +86,16 @@ class ModelPotential:
             model = summed_out(model)
         plates, structure = checked_structure(model, args, kwargs, batch_size, transforms)
         return cls(model, args, kwargs, plates, structure, transforms)
+
+    def with_minibatches(self) -> "ModelPotential":
+        """If no plate is minibatched, the same with minibatches that can be taken, for a start from few rows."""
+        if self.plates:
+            return self
+        try:
+            plates, structure = checked_structure(self.model, self.args, self.kwargs, AUTOMATIC, self.transforms)
+        except ValueError:
+            return self
+        return self.replace(plates=plates, structure=structure)
 
     @property
     def sources(self) -> list[OnDisk]:

@@ -31,7 +31,7 @@ from numpyro_sgmcmc.gradients.full_pass import over_all_rows
 from numpyro_sgmcmc.model.multivariate import Multivariate
 from numpyro_sgmcmc.potential.centred import centred_potential, forms, sites_to_centre
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of
+from numpyro_sgmcmc.tuning.start import mean_field, passes_of
 from numpyro_sgmcmc.types import Sites
 from numpyro_sgmcmc.utils.curvature import gradient_and_product
 
@@ -138,4 +138,4 @@ def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, co
 
 def passes_of_centering(potential: ModelPotential, sites: int) -> float:
     """Rows used by the choice for this number of sites, in passes over the data."""
-    return ROUNDS * (passes_of(potential, 1, DESCENT_ROWS) + 3 * PROBES * sites)
+    return ROUNDS * (passes_of(potential) + 3 * PROBES * sites)

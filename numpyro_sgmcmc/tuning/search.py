@@ -24,7 +24,7 @@ from numpyro_sgmcmc.tuning.coordinates import Coordinates, LowRank, blocks_of, i
 from numpyro_sgmcmc.tuning.groups import Layout
 from numpyro_sgmcmc.tuning.low_rank import ITERATIONS, VECTORS, wide_law
 from numpyro_sgmcmc.tuning.newton import PAIRS, normal_law
-from numpyro_sgmcmc.tuning.start import DESCENT_ROWS, mean_field, passes_of, with_gradient
+from numpyro_sgmcmc.tuning.start import mean_field, passes_of, with_gradient
 from numpyro_sgmcmc.types import Plate, Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import noise, trees
 from numpyro_sgmcmc.utils.curvature import gradient_and_product
@@ -117,7 +117,7 @@ def search(
     # itself; and the descent does not move from where the gradient is not finite
     improves = of_first(mean) <= energies.min() + d
     mean, width = trees.where(improves, (mean, jnp.exp(log_width)), (origin, jnp.ones_like(origin)))
-    descent = passes_of(potential, 1, DESCENT_ROWS)
+    descent = passes_of(potential)
     if not plan.curved:
         law, curvature = wide_law(energy, mean, width, plan.parts, key_noise, dense_mass is True)
         return Approximation(law, curvature, jnp.asarray(descent + plan.passes, mean.dtype))
@@ -165,4 +165,4 @@ def largest_curvature(
 
 def expected_passes(potential: Potential, layout: Layout | None) -> float:
     """Rows that a search is likely to use, in passes over the data."""
-    return passes_of(potential, 1, DESCENT_ROWS) + Plan.for_model(potential, layout).passes
+    return passes_of(potential) + Plan.for_model(potential, layout).passes

@@ -33,7 +33,7 @@ DESCENT_STEPS = 1000  # steps of the descent
 FIRST, LAST = 0.1, 1e-4  # Adam's step size, in units of the unconstrained coordinates
 LOG_WIDTH = -2.0  # initial log width of the normal
 DESCENT_ROWS = 500  # minimal number of rows per step, so that the descent is not limited by minibatch noise
-DESCENTS, FEW_ROWS = 8, 100  # number of cheaper descents, for all chains together, and the rows of their steps
+DESCENTS, FEW_ROWS = 16, 100  # number of cheaper descents, for all chains together, and the rows of their steps
 CANDIDATES = 23  # number of positions that are compared for a start
 WIDE = 5  # number of further candidates for each descent
 PROBES = 300  # number of minibatches, which give the variance of the gradient to 8 %
@@ -92,18 +92,19 @@ def with_gradient(energy: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Arr
 
 def descents_of(potential: Potential, observed: int, chains: int) -> int:
     """
-    Number of descents for each chain; 0 if there are too many coordinates, or too many observed numbers in one
-    evaluation of a potential without minibatches.
+    Number of descents for each chain: fewer if each step uses all of many observed numbers; 0 if there are too many
+    coordinates.
     """
-    if is_high_dimensional(potential.prototype) or (not potential.plates and observed > DESCENT_ROWS):
+    if is_high_dimensional(potential.prototype):
         return 0
-    return max(1, DESCENTS // chains)
+    few = potential.plates or observed <= 10 * DESCENT_ROWS
+    return max(1, (DESCENTS if few else DESCENTS // 2) // chains)
 
 
-def passes_of(potential: Potential, descents: int, rows: int = FEW_ROWS) -> float:
-    """Rows used by descents with this number of rows per step, in passes over the data."""
+def passes_of(potential: Potential, rows: int = DESCENT_ROWS) -> float:
+    """Rows used by a descent with this number of rows per step, in passes over the data."""
     size = max((plate.size for plate in potential.plates.values()), default=1)
-    return descents * DESCENT_STEPS * min(rows, size) / size
+    return DESCENT_STEPS * min(rows, size) / size
 
 
 def mean_field(

@@ -122,6 +122,20 @@ def test_data_that_are_used_before_they_are_indexed(model, few, warned, array, m
         assert "of shape (200, 5), in every step, and not only with the 10 of 200 rows" in str(caught[0].message)
 
 
+def test_the_warning_comes_before_a_start_is_looked_for():
+    """It would take minutes if each gradient used all rows; this one has no finite energy."""
+
+    def process_at_all_rows(X, y):
+        values = jnp.sin(X * jnp.arange(1, 1 + P)) @ weights()
+        numpyro.factor("never", -jnp.inf)
+        with numpyro.plate("rows", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(values[rows], 1), obs=y[rows])
+
+    x = np.linspace(0, 1, 30_000)
+    with pytest.warns(UserWarning, match="computes with all of"), pytest.raises(ValueError, match="not finite"):
+        SGHMC(process_at_all_rows).init(random.key(0), 10, None, (x[:, None], np.cos(x)), {})
+
+
 def test_a_deterministic_site_of_all_rows():
     kernel = SGLD(kept, step_size=1e-3, batch_size=B)
     with pytest.warns(

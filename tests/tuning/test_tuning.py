@@ -40,7 +40,7 @@ from numpyro_sgmcmc.tuning.newton import normal_law
 from numpyro_sgmcmc.tuning.noise_samples import OUTLYING, rotation
 from numpyro_sgmcmc.tuning.pilot import BLOCKS, Moments, evidence, score_limit, stretch, together
 from numpyro_sgmcmc.tuning.search import search
-from numpyro_sgmcmc.tuning.start import best_of_several
+from numpyro_sgmcmc.tuning.start import DESCENTS, best_of_several
 from numpyro_sgmcmc.types import Evaluation
 
 KERNELS = [SGHMC, SGLD, SGNHT, MSGNHT]
@@ -323,25 +323,35 @@ def test_the_start_is_in_the_mode_with_the_mass():
         return energy(z) - energy(potential.unconstrain(truth))
 
     keys = random.split(random.key(0), 8)
-    one, several = (jax.jit(jax.vmap(partial(above_the_truth, descents=k)))(keys) for k in (1, 8))
+    one, several = (jax.jit(jax.vmap(partial(above_the_truth, descents=k)))(keys) for k in (1, DESCENTS))
     assert (one > 100).sum() >= 3 and (several < 30).all()
 
 
 def test_the_number_of_descents():
     """
-    Eight for all chains together; none if the position is given, or if they would be expensive. A chain with a given
-    step size has no descents.
+    16 for all chains together, on few rows also if the chains use all of them; fewer if no minibatch can be taken, and
+    none if the position is given. A chain with a given step size has no descents.
     """
 
-    def count(kernel, chains, *args):
-        potential = kernel.potential(args, {})
-        return kernel.chain_for(potential).descents(potential, chains)
+    def counted(kernel, chains, *args):
+        potential = kernel.potential(args, {}).with_minibatches()
+        return kernel.chain_for(potential).descents(potential, chains), potential.plates
 
+    def without_a_plate(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0, 1)), 1), obs=y)
+
+    y = np.zeros(6000, np.float32)
+    assert [counted(SGHMC(three_components), chains, y)[0] for chains in (1, 4, 100)] == [16, 4, 1]
+    assert counted(SGHMC(three_components, batch_size={}), 1, y) == (16, {"N": (6000, 500)})
+    assert counted(SGHMC(three_components, init_strategy=init_to_median), 1, y)[0] == 0
+    assert counted(SGHMC(three_components, batch_size={}), 1, y[:100]) == (16, {})
+    assert [counted(SGHMC(without_a_plate), 1, x) for x in (y[:2000], y)] == [(16, {}), (8, {})]
+
+
+def test_a_start_for_all_rows_is_that_of_the_best_of_several_descents_on_few_rows():
     y = np.zeros(2000, np.float32)
-    assert [count(SGHMC(three_components), chains, y) for chains in (1, 4, 100)] == [8, 2, 1]
-    assert count(SGHMC(three_components, batch_size={}), 1, y) == 0
-    assert count(SGHMC(three_components, init_strategy=init_to_median), 1, y) == 0
-    assert count(SGHMC(three_components, batch_size={}), 1, y[:100]) == 8
+    state = SGHMC(three_components, batch_size={}).init(random.key(0), 100, None, (y,), {})
+    assert state.settings.passes == 16 * 1000 * 100 / len(y)
 
 
 def test_a_given_start_is_not_replaced():
@@ -349,7 +359,7 @@ def test_a_given_start_is_not_replaced():
     given = {name: 0.5 + jnp.zeros(site.shape) for name, site in kernel.potential((y,), {}).prototype.items()}
     state = kernel.init(random.key(0), 100, given, (y,), {})
     assert all((state.z[name] == 0.5).all() for name in given) and state.settings.passes == 0
-    assert kernel.init(random.key(0), 100, None, (y,), {}).settings.passes == 8 * 1000 * 100 / len(y)
+    assert kernel.init(random.key(0), 100, None, (y,), {}).settings.passes == 16 * 1000 * 100 / len(y)
 
 
 def test_a_start_without_a_finite_gradient_is_the_origin():
