@@ -231,6 +231,8 @@ FAULTS = [
           "0, 1, ordered", "test_tuning:mode_with_the_mass"),
     Fault("start: as many descents for each chain", "start", "DESCENTS // 2) // chains", "DESCENTS // 2)",
           "test_tuning:number_of_descents"),
+    Fault("tuner: steps that pass the test are halved for their draws", "tuner", " & ~warm_up.passes_the_test", "",
+          "test_metropolis:not_halved"),
     Fault("start: no descents on few rows for chains that use all", "potential", "        if self.plates:\n",
           "        if True:\n", "test_tuning:start_for_all_rows or number_of_descents"),
     Fault("a column and a vector: the distribution as plates repeat it", "structure", "log_prob), values, own, _plates",

@@ -206,7 +206,8 @@ class Tuner:
             lost = warm_up.is_lost(statistics) | ~trees.all_finite(moved)
             moved = trees.where(lost, (settings.coordinates, *fresh), moved)
             late = (warm_up.transition > warm_up.num_warmup // 8) & (warm_up.num_warmup >= CHECKED)
-            halved = lost | (late & warm_up.is_too_large(settings.step_size, statistics))
+            too_large = warm_up.is_too_large(settings.step_size, statistics) & ~warm_up.passes_the_test
+            halved = lost | (late & too_large)
             largest = jnp.where(halved, 0.5 * warm_up.largest, warm_up.largest)
             largest = jnp.minimum(largest, reach)
             slow = late & (statistics.slowest < SLOW) & ~lost

@@ -169,6 +169,16 @@ class WarmUp(NamedTuple):
         right = (scores.gradient <= limit) & (scores.virial <= limit)  # a score that is not a number is not right
         return (step_size > 0.7 * self.largest) & ~right
 
+    @property
+    def rejection(self) -> jax.Array:
+        """The share of steps in this round that the Metropolis test has rejected; 0 without a test."""
+        return jnp.clip(self.rejected / jnp.maximum(self.moments.draws, 1), 0, 0.999)
+
+    @property
+    def passes_the_test(self) -> jax.Array:
+        """Whether there is a test, and nearly all steps pass it: then their size does not make draws wrong."""
+        return (self.rejection > 0) & (self.rejection <= AIM[0])
+
     def reach_of_test(self, step_size: jax.Array) -> jax.Array:
         r"""
         The step size at which the Metropolis test rejects only a share ``AIM`` of the steps; infinity if it rejects at
@@ -178,7 +188,7 @@ class WarmUp(NamedTuple):
         The work of a step is about normal, with mean :math:`\sigma^2 / 2`, variance :math:`\sigma^2` and
         :math:`\sigma \propto h^3`, so a share :math:`2 \Phi(-\sigma / 2)` passes.
         """
-        rejected = jnp.clip(self.rejected / jnp.maximum(self.moments.draws, 1), 0, 0.999)
+        rejected = self.rejection
         sigma = lambda rejected: -2 * ndtri((1 - rejected) / 2)  # noqa: E731
         most, aim = (jnp.minimum(share, rate * step_size) for share, rate in (REJECTED, AIM))
         smaller = jnp.maximum(sigma(aim) / jnp.maximum(sigma(rejected), 1e-3), 0.25**3) ** (1 / 3)

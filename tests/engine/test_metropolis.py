@@ -144,6 +144,17 @@ def test_the_step_size_at_which_enough_steps_pass():
     np.testing.assert_allclose(round_with(rejected=jnp.array(100.0)).reach_of_test(jnp.array(0.3)), 0.3 / 4, rtol=0.02)
 
 
+@pytest.mark.parametrize("accepted, halved", [(0.99, False), (0.95, True)])
+def test_steps_that_pass_are_not_halved_because_of_their_draws(accepted, halved, monkeypatch):
+    """Their size does not make draws wrong. On a9a with a wide prior a draw took twice as many steps."""
+    monkeypatch.setattr(chain, "acceptance", lambda work, _: jnp.full_like(work, accepted))
+    monkeypatch.setattr(WarmUp, "is_too_large", lambda *_: jnp.ones((), bool))
+    mcmc = MCMC(SGHMC(normal), num_warmup=400, num_samples=1, **CHAINS)
+    mcmc.warmup(random.key(0), collect_warmup=True, extra_fields=("step_size",))
+    h = mcmc.get_extra_fields()["step_size"]
+    assert (h[-1] < h[20]) == halved
+
+
 @pytest.mark.parametrize("chains", [1, 2])
 def test_steps_that_seldom_pass_become_smaller_after_each_round(chains, monkeypatch):
     monkeypatch.setattr(chain, "acceptance", lambda work, _: jnp.full_like(work, 0.5))
