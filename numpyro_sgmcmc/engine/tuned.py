@@ -89,8 +89,8 @@ class TunedChain(Chain):
         """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
         if self.init_strategy is not None:
             return super().start(potential, rng_key, rows, init_params)
-        of_few_rows = potential.with_minibatches()
-        descents = self.descents(of_few_rows, chains) if chains and init_params is None else 0
+        searched = bool(chains) and init_params is None
+        of_few_rows, descents = self.descents(potential, chains) if searched else (potential, 0)
         z = best_of_several(of_few_rows, rng_key, rows, descents, is_contiguous(self.rows))
         return z if init_params is None else with_given(z, init_params)
 
@@ -109,9 +109,8 @@ class TunedChain(Chain):
         several = jnp.ndim(state.i) == 1
         chains = len(state.i) if several else 1
         centering = state.settings.centering
-        of_few_rows = potential.with_minibatches()
-        descents = 0 if given else chains * self.descents(of_few_rows, chains)
-        passes = descents * passes_of(of_few_rows, FEW_ROWS)
+        of_few_rows, descents = (potential, 0) if given else self.descents(potential, chains)
+        passes = chains * descents * passes_of(of_few_rows, FEW_ROWS)
         if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and sites_to_centre(potential):
             best = _best(state, energies) if several else state
             key = derive_key(best.rng_key, Stream.CENTRE)
@@ -180,14 +179,18 @@ class TunedChain(Chain):
 
         return replace(self, layout=layout_of(potential, coupled))
 
-    def descents(self, potential: ModelPotential, chains: int) -> int:
-        """Number of descents for the start of each chain; 0 if the start or the coordinates are given."""
+    def descents(self, potential: ModelPotential, chains: int) -> tuple[ModelPotential, int]:
+        """
+        The potential of the descents for a start, with minibatches if it can be, and their number for each chain; 0 if
+        the start or the coordinates are given.
+        """
         on_disk = any(isinstance(leaf, RowArray) for leaf in jax.tree.leaves((potential.args, potential.kwargs)))
         given = self.known is not None or self.init_strategy is not None
         if given or on_disk or GIBBS_SITES_KWARG in potential.kwargs:
-            return 0
+            return potential, 0
         observed = sum(math.prod(s.log_prob_shape) for s in potential.structure.sites.values() if s.observed)
-        return descents_of(potential, observed, chains)
+        of_few_rows = potential.with_minibatches()
+        return of_few_rows, descents_of(of_few_rows, observed, chains)
 
     # -- a step -------------------------------------------------------------------------------------------------
 

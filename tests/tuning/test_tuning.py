@@ -334,8 +334,9 @@ def test_the_number_of_descents():
     """
 
     def counted(kernel, chains, *args):
-        potential = kernel.potential(args, {}).with_minibatches()
-        return kernel.chain_for(potential).descents(potential, chains), potential.plates
+        potential = kernel.potential(args, {})
+        of_few_rows, number = kernel.chain_for(potential).descents(potential, chains)
+        return number, of_few_rows.plates
 
     def without_a_plate(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0, 1)), 1), obs=y)
