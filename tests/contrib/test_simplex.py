@@ -176,6 +176,7 @@ def test_sgrld_on_the_simplex_approaches_the_law():
     np.testing.assert_allclose(p.var(0), exact.variance, rtol=0.06)
 
 
+@pytest.mark.filterwarnings("ignore:the model has no observed site")  # its prior is what is sampled
 def test_the_natural_coordinates():
     kernel = SGRLD(gamma, metric=Natural(), step_size=0.02)
     theta, _ = ends(kernel, (20.0,), 300, {"theta": np.log(20.0)})
