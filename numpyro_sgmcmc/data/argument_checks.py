@@ -32,17 +32,20 @@ def sparse_arguments(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
 def closed_over_sparse(model: Any) -> list[tuple[str, Any]]:
     """Names and values of such matrices that a model closes over."""
     outside: dict[str, Any] = {}
-    while isinstance(model, partial) or (hasattr(model, "fn") and not inspect.isfunction(model)):
-        if isinstance(model, partial):
-            outside |= dict(_named(model.args, model.keywords))
-            model = model.func
-        else:  # a handler
-            model = model.fn
+    while isinstance(model := _without_handlers(model), partial):
+        outside |= dict(_named(model.args, model.keywords))
+        model = model.func
     if inspect.isfunction(model):
         with suppress(ValueError):  # a variable that has no value yet
             found = inspect.getclosurevars(model)
             outside |= {**found.globals, **found.nonlocals}
     return [(name, x) for name, x in outside.items() if _is_sparse(x)]
+
+
+def _without_handlers(model: Any) -> Any:
+    while hasattr(model, "fn") and not inspect.isfunction(model):
+        model = model.fn
+    return model
 
 
 def _is_sparse(x: Any) -> bool:
@@ -51,10 +54,8 @@ def _is_sparse(x: Any) -> bool:
 
 def without_value(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
     """The arguments of a model that are None, as those that a user has left out."""
-    while hasattr(model, "fn") and not inspect.isfunction(model):  # a handler
-        model = model.fn
     try:
-        given = inspect.signature(model).bind(*args, **kwargs)
+        given = inspect.signature(_without_handlers(model)).bind(*args, **kwargs)
     except (TypeError, ValueError):  # a model without a signature
         return []
     given.apply_defaults()

@@ -23,7 +23,6 @@ from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Summary
-from numpyro_sgmcmc.gradients.second_order import expands
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.run_checks import CHECKS, Kept
 from numpyro_sgmcmc.report.run_verdict import RunVerdict
@@ -132,8 +131,8 @@ def _facts(run: Run, seconds: float | None) -> dict[str, Line]:
     if run.has_data or run.args or run.kwargs:
         batch, size = run.rows
         own = run.potential if kernel.transforms is None else kernel.potential(run.args, run.kwargs)
-        of_a_row = _gradients_of_a_row(kernel.chain_for(own).gradient, run.state.gradient_state)
-        passes = evaluations * of_a_row * (batch / size if size else 1.0)
+        each_row = kernel.chain_for(own).gradient.gradients_per_row(run.state.gradient_state)
+        passes = evaluations * each_row * (batch / size if size else 1.0)
         lines["passes"] = Line(passes, plain(passes), title="passes over the data, by the steps")
     shown, details = plain(evaluations), {}
     if seconds is not None:
@@ -143,13 +142,6 @@ def _facts(run: Run, seconds: float | None) -> dict[str, Line]:
     if isinstance(kernel.dynamics, Thermostatted):
         lines["thermostat"] = _thermostat(run)
     return lines
-
-
-def _gradients_of_a_row(estimator: Any, state: Any) -> int:
-    """In one estimate: at z and at a centre, and two for a product with the Hessian there."""
-    if not hasattr(estimator, "anchor"):
-        return 1
-    return 4 if expands(state) and np.any(state.hessian.used) else 2
 
 
 def _thermostat(run: Run) -> Line:

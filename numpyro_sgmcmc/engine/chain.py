@@ -46,6 +46,8 @@ from numpyro_sgmcmc.types import (
 )
 from numpyro_sgmcmc.utils import noise, trees
 
+Descents = tuple[ModelPotential, int]  # the potential of the descents for a start, and their number for each chain
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -64,10 +66,14 @@ class Chain:
 
     # -- the start ----------------------------------------------------------------------------------------------
 
+    def descents(self, potential: ModelPotential, chains: int) -> Descents:
+        """The descents for the start of a chain that is one of ``chains``."""
+        return potential, 0
+
     def start(
-        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 0
+        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, descents: Descents
     ) -> Sites:
-        """The position by ``init_params`` and ``init_strategy``; ``chains`` is 0 if it is for a check alone."""
+        """The position by ``init_params`` and ``init_strategy``, or by descents."""
         z = potential.initial(rng_key, rows, self.init_strategy)
         return z if init_params is None else with_given(z, init_params)
 
@@ -286,9 +292,9 @@ class Chain:
         return ""
 
     def begin_warm_up(
-        self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, given: bool
+        self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, descents: Descents
     ) -> SGMCMCState:
-        """The initial state with that of the warm-up; ``given``: whether the positions are given."""
+        """The initial state with that of the warm-up; ``descents``: those that each chain has made."""
         return state
 
     def before(self, potential: ModelPotential, state: SGMCMCState) -> SGMCMCState:

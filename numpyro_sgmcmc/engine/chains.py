@@ -8,7 +8,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_sgmcmc.engine.chain import Chain
+from numpyro_sgmcmc.engine.chain import Chain, Descents
 from numpyro_sgmcmc.engine.read_ahead import repeat_with_rows
 from numpyro_sgmcmc.engine.run_check import RunCheck
 from numpyro_sgmcmc.engine.state import RarelyChanging, SGMCMCState, axes_of_chains
@@ -55,14 +55,21 @@ class Chains:
         single = is_key(rng_key)
         chains = 1 if single else len(rng_key)
         steps = min(num_warmup * (chain.steps_per_sample or 1), 2**32 - 1)
-        start_one = partial(self._one, steps, chains, centering, fingerprint)
+        descents = (potential, 0) if init_params is not None else chain.descents(potential, chains)
+        start_one = partial(self._one, steps, descents, centering, fingerprint)
         state, energies = start_one(rng_key, init_params) if single else jax.vmap(start_one)(rng_key, init_params)
         state = state._replace(settings=Settings(centering=centering))
-        state = chain.begin_warm_up(potential, state, energies, num_warmup, init_params is not None)
+        state = chain.begin_warm_up(potential, state, energies, num_warmup, descents)
         return RunCheck(chain, potential).start(state, chains), energies
 
     def _one(
-        self, steps: int, chains: int, centering: Any, fingerprint: int, rng_key: jax.Array, init_params: Sites | None
+        self,
+        steps: int,
+        descents: Descents,
+        centering: Any,
+        fingerprint: int,
+        rng_key: jax.Array,
+        init_params: Sites | None,
     ) -> tuple[SGMCMCState, dict[str, jax.Array]]:
         """The state of one chain, without settings, and the energy of each site."""
         usual, chain = self.potential, self.chain
@@ -70,7 +77,7 @@ class Chains:
             init_params = usual.unconstrain(init_params)
         rng_key, key_z, key_rows, key_momentum, key_gradient, key_descent, key_probes = random.split(rng_key, 7)
         rows, rows_state = next_rows(chain.rows, RowsState(key_rows, jnp.zeros((), jnp.uint32)), usual.plates)
-        z = chain.start(usual, key_z, rows, init_params, chains)
+        z = chain.start(usual, key_z, rows, init_params, descents)
         balanced = chain.balances and init_params is None
         if balanced:
             z, _ = mean_field(usual, z, *random.split(key_descent), contiguous=is_contiguous(chain.rows))

@@ -106,5 +106,5 @@ def _another_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) 
 def energies_of_a_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[Sites, dict]:
     """A start that this key gives, and the energies of the sites there."""
     rows = potential.some_rows()
-    z = chain.start(potential, rng_key, rows, None)
+    z = chain.start(potential, rng_key, rows, None, descents=(potential, 0))
     return z, potential.by_site(z, rows, rng_key)

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.checks.before_start import check_not_mapped, check_settings_fit
 from numpyro_sgmcmc.data.row_array import RowArray
-from numpyro_sgmcmc.engine.chain import Chain
+from numpyro_sgmcmc.engine.chain import Chain, Descents
 from numpyro_sgmcmc.engine.metropolis import is_reversible
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
 from numpyro_sgmcmc.gradients.second_order import Hessian
@@ -84,14 +84,13 @@ class TunedChain(Chain):
     # -- the start ----------------------------------------------------------------------------------------------
 
     def start(
-        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, chains: int = 0
+        self, potential: ModelPotential, rng_key: jax.Array, rows: Rows, init_params: Sites | None, descents: Descents
     ) -> Sites:
         """The position given by ``init_params`` and ``init_strategy``, or the best of several."""
         if self.init_strategy is not None:
-            return super().start(potential, rng_key, rows, init_params)
-        searched = bool(chains) and init_params is None
-        of_few_rows, descents = self.descents(potential, chains) if searched else (potential, 0)
-        z = best_of_several(of_few_rows, rng_key, rows, descents, is_contiguous(self.rows))
+            return super().start(potential, rng_key, rows, init_params, descents)
+        of_few_rows, number = descents
+        z = best_of_several(of_few_rows, rng_key, rows, number, is_contiguous(self.rows))
         return z if init_params is None else with_given(z, init_params)
 
     def first(self, potential: ModelPotential, z: Sites, *_: Any) -> tuple[Phase, jax.Array, Any]:
@@ -103,14 +102,14 @@ class TunedChain(Chain):
         return phase, jnp.zeros((), x.dtype), x if self.integrator.carries_gradient else ()
 
     def begin_warm_up(
-        self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, given: bool
+        self, potential: ModelPotential, state: SGMCMCState, energies: Any, num_warmup: int, descents: Descents
     ) -> SGMCMCState:
         """The initial state; its first transition chooses the settings, but for the centring."""
         several = jnp.ndim(state.i) == 1
         chains = len(state.i) if several else 1
         centering = state.settings.centering
-        of_few_rows, descents = (potential, 0) if given else self.descents(potential, chains)
-        passes = chains * descents * passes_of(of_few_rows, FEW_ROWS)
+        of_few_rows, number = descents
+        passes = chains * number * passes_of(of_few_rows, FEW_ROWS)
         if self.centering is None and GIBBS_SITES_KWARG not in potential.kwargs and sites_to_centre(potential):
             best = _best(state, energies) if several else state
             key = derive_key(best.rng_key, Stream.CENTRE)
@@ -179,11 +178,8 @@ class TunedChain(Chain):
 
         return replace(self, layout=layout_of(potential, coupled))
 
-    def descents(self, potential: ModelPotential, chains: int) -> tuple[ModelPotential, int]:
-        """
-        The potential of the descents for a start, with minibatches if it can be, and their number for each chain; 0 if
-        the start or the coordinates are given.
-        """
+    def descents(self, potential: ModelPotential, chains: int) -> Descents:
+        """With minibatches if it can be; none if the start or the coordinates are given."""
         on_disk = any(isinstance(leaf, RowArray) for leaf in jax.tree.leaves((potential.args, potential.kwargs)))
         given = self.known is not None or self.init_strategy is not None
         if given or on_disk or GIBBS_SITES_KWARG in potential.kwargs:

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_sgmcmc.gradients.full_pass import full_evaluation, full_gradient
 from numpyro_sgmcmc.gradients.saga import SAGA, SAGAState
-from numpyro_sgmcmc.gradients.second_order import expansion
+from numpyro_sgmcmc.gradients.second_order import expands, expansion
 from numpyro_sgmcmc.gradients.tables import TABLES, check_options
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, RowScheme, Sites
 from numpyro_sgmcmc.utils.validation import check_like_z, check_minibatched, checked_choice, checked_count
@@ -48,6 +49,10 @@ class Anchored(GradientEstimator):
         center, of_center, hessian, _ = gradient_state
         of_rows, of_all = expansion(potential, center, of_center, hessian, z, rows, rng_key)
         return Evaluation(energy, jax.tree.map(lambda g, a, full: g - a + full, gradient, of_rows, of_all), ())
+
+    def gradients_per_row(self, gradient_state: Anchor) -> int:
+        """At z and at c, and two for a product with the Hessian there."""
+        return 4 if expands(gradient_state) and np.any(gradient_state.hessian.used) else 2
 
     def refresh(self, potential: Potential, gradient_state: Anchor, rng_key: jax.Array) -> Anchor:
         """A full pass: new conditioning values change the gradient at the anchor."""

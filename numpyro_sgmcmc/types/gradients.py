@@ -14,8 +14,9 @@ class GradientEstimator(Protocol):
 
     The estimator itself is a frozen dataclass of options. Whatever it stores about a chain is its state: any pytree of
     arrays, which at every step has the structure, shapes and dtypes of the one that ``start`` returns. An estimator
-    draws no rows; rows and keys are arguments. All methods except ``with_rows`` and ``check`` are traced: a step cannot
-    branch on values in Python, and what a method closes over becomes a constant of the compiled program.
+    draws no rows; rows and keys are arguments. All methods except ``with_rows``, ``check`` and ``gradients_per_row``
+    are traced: a step cannot branch on values in Python, and what a method closes over becomes a constant of the
+    compiled program.
 
     The order of the calls: ``with_rows`` when a kernel is made, ``check`` and ``start`` in ``init``; then in each step
     ``begin_step`` once, ``evaluate`` once for every gradient of the integrator, and ``commit`` once.
@@ -76,6 +77,10 @@ class GradientEstimator(Protocol):
             non-finite numbers, and the state must not change.
         """
         return gradient_state
+
+    def gradients_per_row(self, gradient_state: Any) -> int:
+        """Gradients that ``evaluate`` computes for each row; counted after a run."""
+        return 1
 
     @property
     def shared(self) -> bool:

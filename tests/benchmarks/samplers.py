@@ -59,9 +59,8 @@ def sghmc(problem):
 
     def passes(mcmc, first):
         chosen, transitions = settings(mcmc), 2000 if first else 1000
-        # of each row a gradient at z and one at the centre, and two for a product with the Hessian there
-        of_a_row = 4 if chosen["gradient"].order == 2 else 2
-        share = of_a_row * plate.batch_size / plate.size if chosen["batch_size"] else 1.0
+        each_row = chosen["gradient"].gradients_per_row(mcmc.last_state.gradient_state)
+        share = each_row * plate.batch_size / plate.size if chosen["batch_size"] else 1.0
         return 4 * transitions * chosen["steps_per_sample"] * share + first * chosen["passes"]
 
     yield from through_mcmc(problem, mcmc, passes)
