@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.types import Schedule
-from numpyro_sgmcmc.utils.validation import check_positive
+from numpyro_sgmcmc.utils.validation import check_positive, checked_choice
 
 __all__ = ["Constant", "Cyclical", "Piecewise", "Polynomial"]
 
@@ -102,8 +102,7 @@ class Polynomial:
         """
         if isinstance(order, bool) or not isinstance(order, int) or order < 1:
             raise ValueError(f"Polynomial.optimal(order={order!r}): the order must be an integer, 1 or more.")
-        if for_ not in ("bias", "mse"):
-            raise ValueError(f"Polynomial.optimal(for_={for_!r}) must be 'bias' or 'mse'.")
+        checked_choice("Polynomial.optimal(for_)", for_, ("bias", "mse"))
         return cls(a, b, 1 / (order + 1 if for_ == "bias" else 2 * order + 1))
 
     def __call__(self, i: Any) -> Any:
@@ -148,8 +147,8 @@ class Piecewise:
             )
         if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Piecewise(boundaries={self.boundaries}): the boundaries must increase.")
-        if self.boundaries and self.boundaries[-1] > LAST:
-            raise ValueError(f"Piecewise(boundaries={self.boundaries}): a boundary must be at most 2**31 - 1.")
+        if not all(0 < b <= LAST and b == int(b) for b in self.boundaries):
+            raise ValueError(f"Piecewise(boundaries={self.boundaries}): boundaries are steps, from 1 to 2**31 - 1.")
         for value in self.values:
             check_positive(self, values=value)
 
@@ -195,9 +194,10 @@ class Cyclical:
     exploration: float = 0.0
 
     def __post_init__(self):
+        check_positive(self, a=self.a, cycle=self.cycle)
         if self.minimum is None:
             object.__setattr__(self, "minimum", 1e-3 * self.a)
-        check_positive(self, a=self.a, cycle=self.cycle, minimum=self.minimum)
+        check_positive(self, minimum=self.minimum)
         if self.cycle != int(self.cycle) or self.cycle > LAST:
             raise ValueError(
                 f"Cyclical(cycle={self.cycle!r}): the cycle must be an integer number of steps, below 2**31."

@@ -75,3 +75,9 @@ def programs():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield said
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

@@ -22,6 +22,7 @@ from numpyro_sgmcmc.rows.schemes import independent_rows, is_contiguous
 from numpyro_sgmcmc.tuning.coordinates import blocks_of
 from numpyro_sgmcmc.tuning.warm_up import Settings
 from numpyro_sgmcmc.types import Adaptive, RowScheme, Sites
+from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.compat import is_mapped, warn
 from numpyro_sgmcmc.utils.validation import check_like_z, check_sites, is_key
 
@@ -81,7 +82,7 @@ def check_not_mapped(rng_key: Any) -> None:
 def check_settings_fit(known: Settings | None, dense_mass: Any, prototype: Mapping[str, Any]) -> None:
     """Raises a ValueError for settings of another model, unknown sites in blocks, or too many coordinates."""
     blocks_of(prototype, dense_mass)  # checks the names
-    d = sum(site.size for site in prototype.values())
+    d = trees.size(prototype)
     theirs = d if known is None else known.coordinates.center.size
     if theirs != d:
         raise ValueError(

@@ -153,7 +153,7 @@ class SGIsokinetic(SGMCMC):
     :class:`~numpyro_sgmcmc.SGNHT`. ``inverse_mass_matrix="noise"`` makes :math:`s_j^2 / M_j` equal: the mass is
     proportional to the variance of the noise, measured once with 300 minibatches at the start of the chain
     (the paper's preconditioner). :class:`~numpyro_sgmcmc.MSGNHT` needs no such mass, and was better in our measurements
-    (docs/measurements.md). The paper's tuning of the step size by the energy error is not implemented.
+    (docs/maintainers/measurements.md). The paper's tuning of the step size by the energy error is not implemented.
 
     Arguments that are not listed are those of :class:`~numpyro_sgmcmc.SGMCMC`.
 

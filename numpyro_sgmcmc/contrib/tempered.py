@@ -207,7 +207,7 @@ class Tempered(MCMCKernel):
     def _exchange(self, potential: ModelPotential, state: TemperedState) -> TemperedState:
         R = len(self.temperatures)
         betas = 1 / jnp.asarray(self.temperatures, state.replicas.step_size.dtype)
-        key_next, key_rows, key_accept = random.split(state.rng_key, 3)
+        key_rows, key_accept = random.split(derive_key(state.rng_key, Stream.EXCHANGE))
         # pairs of this transition, by the lower of their levels: 0, 2, ... or 1, 3, ...
         level = (state.t % 2).astype(jnp.int32) + 2 * jnp.arange(R // 2)
         tried = level < R - 1
@@ -225,7 +225,7 @@ class Tempered(MCMCKernel):
         swapped = jnp.full_like(state.swapped, jnp.nan)
         swapped = swapped.at[jnp.where(tried, level, R)].set(accepted.astype(swapped.dtype), mode="drop")
         replicas = _at_temperatures(state.replicas, jnp.zeros_like(betas).at[holder].set(betas))
-        return TemperedState(replicas, holder, state.t + 1, swapped, key_next)
+        return TemperedState(replicas, holder, state.t + 1, swapped, derive_key(state.rng_key, Stream.NEXT))
 
     def _compared(self, potential: ModelPotential, rng_key: jax.Array, z: Sites, other: Sites):
         """An estimate of U(z) - U(other) from a minibatch, and its variance."""

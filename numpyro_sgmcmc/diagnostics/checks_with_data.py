@@ -24,11 +24,10 @@ from numpyro_sgmcmc.report.run_verdict import KNOWN, Power, mean_in_words, varia
 from numpyro_sgmcmc.report.statistics import deviation_from_1
 from numpyro_sgmcmc.schedules import Constant
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective
-from numpyro_sgmcmc.utils.significance import MEAN, VARIANCE, graded, worst
+from numpyro_sgmcmc.utils.significance import ERRORS, graded, worst
 from numpyro_sgmcmc.utils.wording import inflation as in_words, plain
 
 REFUTED = 0.5  # the share of a prediction which the draws would have to show at least
-OTHER = "Use jax_enable_x64"
 
 CHECKS_WITH_DATA = Checks()
 
@@ -104,14 +103,14 @@ def looked_at(run: WithData) -> Line:
     return Line(n, shown, details={"passes": gradients.passes})
 
 
-@CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", OTHER)
+@CHECKS_WITH_DATA.add("draws at the edge of the support", (0.01, 0.2), "<= 1 %", "Use jax_enable_x64")
 def edge(run: WithData) -> Line | None:
     share = run.draws.left_out / (len(run.draws.flat) + run.draws.left_out)
     seen = "values are rounded to the edge of their support"
     return Line(share, f"{share:.2%}", seen=seen, size=share) if share else None
 
 
-@CHECKS_WITH_DATA.add("E[dU/dz] = 0", MEAN, "", "Use {run.use.accurate}")
+@CHECKS_WITH_DATA.add("E[dU/dz] = 0", ERRORS, "", "Use {run.use.accurate}")
 def score(run: WithData) -> Line:
     checked = run.identities
     if checked is None:
@@ -123,27 +122,24 @@ def score(run: WithData) -> Line:
         return Line(math.nan, shown, "finite", seen=seen, size=math.inf, remedy=remedy)
     own = checked.gradient, checked.gradient_error, checked.gradient / checked.scale
     mixed = checked.shift, checked.shift_error
-    return _identity(run, own, mixed, MEAN, mean_in_words, f"{MEAN[0]} sd")
+    return _identity(run, own, mixed, mean_in_words, f"{ERRORS[0]} sd")
 
 
-@CHECKS_WITH_DATA.add("E[(z - m) dU/dz] = 1", VARIANCE, "", "Use {run.use.accurate}")
+@CHECKS_WITH_DATA.add("E[(z - m) dU/dz] = 1", ERRORS, "", "Use {run.use.accurate}")
 def virial(run: WithData) -> Line | None:
     checked = run.identities
     if checked is None:
         return None
     own = checked.virial - 1, checked.virial_error, checked.virial - 1
     mixed = checked.inflation, checked.inflation_error
-    return _identity(run, own, mixed, VARIANCE, variance_in_words, f"{VARIANCE[0]:.0%}")
+    return _identity(run, own, mixed, variance_in_words, f"{ERRORS[0]:.0%}")
 
 
-def _identity(
-    run: WithData, own: tuple, mixed: tuple, bounds: tuple[float, float], told: Callable, allowed: str
-) -> Line:
+def _identity(run: WithData, own: tuple, mixed: tuple, in_words: Callable, allowed: str) -> Line:
     """
     :param own: deviation, its standard error and its size in the coordinates themselves.
     :param mixed: deviation and its standard error, multiplied by the covariance of the draws.
-    :param bounds: those of the check.
-    :param told: coordinate, deviation and error of ``mixed`` -> words.
+    :param in_words: coordinate, deviation and error of ``mixed`` -> words.
     :param allowed: the first bound, in words.
     """
     names, limit = run.draws.names, run.limit
@@ -159,14 +155,14 @@ def _identity(
         return {"z": float(both[j]), "bound_z": float(limit[j]), "where": names[j]} | errors
 
     places = zip(run.by_site(both / limit).items(), run.by_site(certain).values())
-    by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *bounds)} for (site, j), m in places}
+    by_site = {site: numbers(j) | {"verdict": graded(float(certain[m]), *ERRORS)} for (site, j), m in places}
     by_chance, overflow = ", within chance" * bool(both[k] <= limit[k]), ", ".join(run.gradients.widened)
     cause = f", perhaps because the model overflows in the dtype of {overflow}" * bool(overflow)
     return Line(
         float(both[k]),
-        f"z = {plain(both[k])}, {told(names[k], effect[k], error[k])}{by_chance}",
+        f"z = {plain(both[k])}, {in_words(names[k], effect[k], error[k])}{by_chance}",
         f"z <= {limit[k]:.1f}, or less than {allowed}",
-        seen=f"{told(names[most], effect[most], error[most])}{cause}",
+        seen=f"{in_words(names[most], effect[most], error[most])}{cause}",
         remedy="Give the model data of 32 bits" if overflow else "",
         size=float(certain.max()),
         error=float(np.median(error)),
@@ -174,7 +170,7 @@ def _identity(
     )
 
 
-@CHECKS_WITH_DATA.add("configurational temperature", VARIANCE, "1 +- {0}", "Use {run.use.accurate}")
+@CHECKS_WITH_DATA.add("configurational temperature", ERRORS, "1 +- {0}", "Use {run.use.accurate}")
 def configurational_temperature(run: WithData) -> Line | None:
     if run.identities is None:
         return None
@@ -185,14 +181,14 @@ def configurational_temperature(run: WithData) -> Line | None:
     return line._replace(details={**line.details, "by_site": by_site})
 
 
-@CHECKS_WITH_DATA.add("inflation predicted from minibatch noise", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
+@CHECKS_WITH_DATA.add("inflation predicted from minibatch noise", ERRORS, "<= {0:.0%}", "Use {run.use.less_noise}")
 def inflation_by_noise(run: WithData) -> Line | None:
     law = run.prediction
     line = law and _predicted(run, law.noise, law.noise_error, "minibatch noise makes the draws too wide")
     return line and line._replace(shown=line.shown + ", reshuffled" * (epoch_of(run.run) >= 2))
 
 
-@CHECKS_WITH_DATA.add("inflation predicted from the step size", VARIANCE, "<= {0:.0%}", "Use {run.use.stable}")
+@CHECKS_WITH_DATA.add("inflation predicted from the step size", ERRORS, "<= {0:.0%}", "Use {run.use.stable}")
 def inflation_by_step(run: WithData) -> Line | None:
     law = run.prediction
     return law and _predicted(run, law.step, np.zeros_like(law.step), "the step is too large for the integrator")
@@ -209,7 +205,7 @@ def _not_refuted(run: WithData, inflation: np.ndarray) -> np.ndarray:
 def _predicted(run: WithData, inflation: np.ndarray, error: np.ndarray, seen: str) -> Line:
     size, names = np.abs(_not_refuted(run, inflation)), run.draws.names
     with np.errstate(invalid="ignore"):  # of infinite inflations
-        certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= VARIANCE[0], 0, size)  # and NaN
+        certain = np.where(size - bound(len(size), len(run.draws.z)) * error <= ERRORS[0], 0, size)  # and NaN
     k = int(np.argmax(certain if certain.any() else size))
     k = k if size.any() else int(np.argmax(np.abs(inflation)))
     known_to = f" +- {error[k]:.1%}" * bool(error[k] > 0.01 and abs(inflation[k]) <= KNOWN)

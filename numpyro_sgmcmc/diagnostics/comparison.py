@@ -21,7 +21,7 @@ from numpyro_sgmcmc.diagnostics.pictures import comparison_picture
 from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.report.check import UNCERTAIN, Line
 from numpyro_sgmcmc.report.run_checks import MIXED
-from numpyro_sgmcmc.utils.monte_carlo import bound, effective, r_hat, standard_error
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, bound, effective, r_hat, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -101,9 +101,9 @@ def chains_of(draws: Any, name: str) -> dict[str, np.ndarray]:
         )
     arrays = {str(key): np.asarray(x) for key, x in draws.items()}
     for key, x in arrays.items():
-        if x.ndim < 2 or x.shape[1] < 8:
+        if x.ndim < 2 or x.shape[1] < FEWEST:
             raise ValueError(
-                f"{name}[{key!r}] has shape {x.shape}; it must be (chains, draws, ...), with at least 8 draws: "
+                f"{name}[{key!r}] has shape {x.shape}; it must be (chains, draws, ...), with at least {FEWEST} draws: "
                 "mcmc.get_samples(group_by_chain=True)."
             )
     return arrays

@@ -37,7 +37,7 @@ from numpyro_sgmcmc.local.models import drawn_locally, makes_moves, recorded_dra
 from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
-from numpyro_sgmcmc.utils.significance import VARIANCE, largest_z_score
+from numpyro_sgmcmc.utils.significance import ERRORS, largest_z_score
 from numpyro_sgmcmc.utils.workarounds.in_place import read_at
 
 PLACES = 100  # draws of the run, each with a minibatch of its own
@@ -111,7 +111,7 @@ def local_lines(run: Run, draws: Draws | None, rng_key: jax.Array) -> dict[str, 
     return checks.lines(local)
 
 
-@LOCAL_CHECKS.add("memory of the starts of local chains", VARIANCE, "<= {0:.0%}", "Use {run.better}")
+@LOCAL_CHECKS.add("memory of the starts of local chains", ERRORS, "<= {0:.0%}", "Use {run.better}")
 def local_memory(run: WithLocal) -> Line:
     visits = int(min(run.visits, VISITS))
 
@@ -181,7 +181,7 @@ def _memory(local, products, more):
     )
 
 
-@LOCAL_CHECKS.add("rows whose local moves are all rejected", VARIANCE, "<= {0:.0%}", SMALLER)
+@LOCAL_CHECKS.add("rows whose local moves are all rejected", ERRORS, "<= {0:.0%}", SMALLER)
 def local_moves(run: WithLocal) -> Line | None:
     if not makes_moves(run.run.kernel.sampled_model):
         return None

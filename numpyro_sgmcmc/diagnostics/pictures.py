@@ -14,7 +14,8 @@ from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs
 from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.table import SITES, Table
 from numpyro_sgmcmc.utils.html import COLOURS
-from numpyro_sgmcmc.utils.significance import MEAN, ORDER, VARIANCE
+from numpyro_sgmcmc.utils.significance import ERRORS, ORDER
+from numpyro_sgmcmc.utils.validation import checked_choice
 
 __all__ = ["plot_noise_spectrum", "plot_trace"]
 
@@ -91,13 +92,13 @@ def summary_picture(table: Table, axes: Any = None) -> Any:
         raise ValueError("a picture needs finite gradients at the draws. Give summary the data: summary(mcmc, *data).")
     order = sorted(table.by_site, key=lambda site: -ORDER.index(table.by_site[site]["verdict"]))[:SITES]
     axes = axes_of(axes, columns=2, height=0.25 * len(order))
-    kinds = ("score", MEAN, "error of the mean, in sds"), ("virial", VARIANCE, "relative error of the variance")
-    for ax, (key, (allowed, _), label) in zip(axes, kinds):
+    kinds = ("score", "error of the mean, in sds"), ("virial", "relative error of the variance")
+    for ax, (key, label) in zip(axes, kinds):
         for place, site in enumerate(order):
             numbers = table[key]["by_site"][site]
             error, colour = numbers["bound_z"] * numbers["effect_error"], COLOURS[numbers["verdict"]]
             ax.errorbar(numbers["effect"], place, xerr=error, fmt="o", ms=4, color=colour)
-        ax.axvspan(-allowed, allowed, color=GREY, alpha=0.2, lw=0)
+        ax.axvspan(-ERRORS[0], ERRORS[0], color=GREY, alpha=0.2, lw=0)
         ax.axvline(0, color=GREY, lw=0.8)
         ax.set_xlabel(label)
     axes[0].set(yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
@@ -107,8 +108,7 @@ def summary_picture(table: Table, axes: Any = None) -> Any:
 
 def halving_picture(table: Table, ax: Any = None, of: str = "sd") -> Any:
     """The change of a mean or an sd from its value at h, in sds: at h, at h / 2, and extrapolated to 0."""
-    if of not in ("mean", "sd"):
-        raise ValueError(f"of={of!r} must be 'mean' or 'sd'.")
+    checked_choice("of", of, ("mean", "sd"))
     ax = axes_of(ax)
     for site, line in table.items():
         sd, value = np.ravel(line["sd"]), np.ravel(line[of])

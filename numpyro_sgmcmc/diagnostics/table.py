@@ -9,7 +9,6 @@ from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.utils import html
 from numpyro_sgmcmc.utils.significance import ORDER, worst
 
-WORDS = {"ok": "right", "doubtful": "doubtful", "wrong": "wrong"}  # verdict of a line -> verdict of a run
 SITES = 20  # maximal number of sites that are printed
 WIDTH = 100  # of the text
 IN_SHORT = {  # what a summary says of every run: the lines, and how they are shown
@@ -51,8 +50,9 @@ class Table(Mapping):
     @property
     def verdict(self) -> str:
         """The verdict of the worst line."""
-        worst_verdict = worst(*(line.verdict for line in self.lines.values()))
-        return WORDS[worst_verdict] if self.checked or worst_verdict != "ok" else "unchecked"
+        of_lines = worst(*(line.verdict for line in self.lines.values()))
+        right = "right" if self.checked else "unchecked"
+        return right if of_lines == "ok" else of_lines
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         line = self.lines[key]

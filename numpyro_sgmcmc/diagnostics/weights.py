@@ -82,7 +82,7 @@ def weighted_summary(mcmc: MCMC) -> dict[str, dict[str, np.ndarray]]:
     :param mcmc: as for :func:`weights`.
     :return: site -> ``mean``, ``sd``, ``5%``, ``50%``, ``95%``, ``ess``, each of the shape of the site. The effective
         sample size is that of the mean: its squared standard error is ``sd**2 / ess``. It is NaN for fewer than 4
-        draws of a chain, and the sd for a single draw.
+        draws of a chain; the sd of a single draw is NaN too.
     :raises ValueError: as for :func:`weights`, which has an example.
     """
     w = weights(mcmc, group_by_chain=True)

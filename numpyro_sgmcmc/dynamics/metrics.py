@@ -9,6 +9,8 @@ noise, and the recipe would not leave the posterior invariant.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+import math
+import numbers
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ import jax.numpy as jnp
 from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix
 from numpyro_sgmcmc.rows.schemes import WithoutReplacement
 from numpyro_sgmcmc.types import Phase, Potential, Rows
-from numpyro_sgmcmc.utils.validation import check_positive
+from numpyro_sgmcmc.utils.validation import check_positive, checked_count
 
 
 def fixed_rows(potential: Potential, count: int) -> Rows:
@@ -51,8 +53,7 @@ class Fisher:
     prior: float = 1.0
 
     def __post_init__(self):
-        if not isinstance(self.rows, int) or self.rows < 1:
-            raise ValueError(f"Fisher(rows={self.rows!r}) must be an integer number of rows, at least 1.")
+        checked_count("Fisher(rows)", self.rows)
         check_positive(self, prior=self.prior)
 
     def bind(self, potential: Potential) -> Callable[[Any], Any]:
@@ -100,6 +101,9 @@ class Energy:
 
     def __post_init__(self):
         check_positive(self, scale=self.scale)
+        checked_count("Energy(rows)", self.rows)
+        if not (isinstance(self.offset, numbers.Real) and math.isfinite(self.offset)):
+            raise ValueError(f"Energy(offset={self.offset!r}): offset must be a finite number.")
 
     def bind(self, potential: Potential) -> Callable[[Any], Any]:
         """z -> G^-1, a scalar."""

@@ -42,6 +42,7 @@ from numpyro_sgmcmc.dynamics.matrices import Layout, Matrix
 from numpyro_sgmcmc.dynamics.matrix_checks import check_matrix, check_noise
 from numpyro_sgmcmc.types import Dynamics, Flow, Phase, Potential
 from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.validation import checked_choice
 
 
 def _flow(name: str, **options: Any) -> Flow:
@@ -131,8 +132,7 @@ class Recipe(Dynamics):
             )
         if not (self.kinetic is None or callable(self.kinetic)) and jax.tree.leaves(self.auxiliary):
             raise ValueError("auxiliary= needs a kinetic= that is a function of the phase: the energy of both.")
-        if self.exact not in (None, True, False):
-            raise ValueError(f"exact={self.exact!r} must be True, False or None.")
+        checked_choice("exact", self.exact, (True, False, None))
         if self.D is None and self.gradient_noise is not None:
             raise ValueError(
                 "gradient_noise= is subtracted from the injected noise, but without D= no noise is injected. Give D=, "

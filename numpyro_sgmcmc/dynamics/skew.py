@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.validation import checked_inverse_mass
 
 
@@ -61,7 +62,7 @@ class Skew:
 
     def check(self, prototype: Mapping[str, jax.ShapeDtypeStruct]) -> None:
         """Raises a ValueError if the model has another number of coordinates."""
-        d = sum(site.size for site in prototype.values())
+        d = trees.size(prototype)
         if len(self.matrix) != d:
             raise ValueError(
                 f"skew= has shape {self.matrix.shape}, but must have ({d}, {d}): the model has {d} coordinates, those "

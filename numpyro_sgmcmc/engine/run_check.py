@@ -71,7 +71,7 @@ class RunCheck:
         sampling = self.chain.is_sampling(state)
 
         def add(_, scores):
-            # XLA moves what does not depend on the loop out of it, into every transition; the number of places does
+            # XLA moves what does not depend on the loop out of it, into every transition; scores.places depends on it
             always = scores.places >= 0
             key_of = partial(derive_key, use=jnp.where(always, int(Stream.CHECK), 0))
             keys = jax.vmap(key_of)(before.rng_key if jnp.ndim(state.i) else before.rng_key[None])
@@ -108,12 +108,13 @@ class RunCheck:
         if self._is_free:
             return raveled(state.gradient)
         z = self.chain.position(self.potential, state)
+        key_rows, key_model = random.split(rng_key)
 
         def of_rows(k):
-            rows_state = RowsState(rng_key, jnp.uint32(k))
+            rows_state = RowsState(key_rows, jnp.uint32(k))
             rows, _ = next_rows(self.chain.rows, rows_state, self.potential.plates, state.settings.contiguous)
-            key_model = random.fold_in(rng_key, k)
-            return raveled(self.chain.evaluate(self.potential, z, rows, state.gradient_state, key_model).gradient)
+            key = random.fold_in(key_model, k)
+            return raveled(self.chain.evaluate(self.potential, z, rows, state.gradient_state, key).gradient)
 
         if isinstance(steps, int) and steps < 2 * STEPS:
             gradient = of_rows(0)

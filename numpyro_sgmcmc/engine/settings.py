@@ -9,6 +9,8 @@ from numpyro.infer import MCMC
 
 from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState
+from numpyro_sgmcmc.gradients.control_variate import ControlVariate
+from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.gradients.second_order import expands
 from numpyro_sgmcmc.report.run_checks import Kept, verdict_on_warm_up
 from numpyro_sgmcmc.rows.schemes import decided
@@ -30,7 +32,8 @@ def settings(mcmc: MCMC) -> Settings:
     - **step_size** - h in the coordinates x, :math:`z = c + L x`.
     - **friction** or **diffusion** - that of the kernel, in x; absent for SGLD.
     - **steps_per_sample** - steps per draw.
-    - **gradient** - the gradient estimator; a control variate with the order that was chosen.
+    - **gradient** - the gradient estimator; a control variate with the order that was chosen. Without minibatches it is
+      :class:`~numpyro_sgmcmc.Minibatch`.
     - **batch_size** - rows of a minibatch, by plate; empty if every step uses all rows.
     - **rows** - the row scheme. By default the warm-up chooses between scattered rows and blocks of neighbouring rows.
     - **gradient_noise** - :math:`s^2`, the largest variance of the gradient noise over the coordinates of x.
@@ -115,7 +118,9 @@ def settings(mcmc: MCMC) -> Settings:
 
 
 def _in_use(gradient: Any, gradient_state: Any) -> Any:
-    """The estimator, with the order of a control variate that the warm-up has chosen."""
+    """The estimator, with the order of a control variate that the warm-up has chosen, or the plain one in its place."""
+    if isinstance(gradient, ControlVariate) and gradient.shared and gradient_state == ():
+        return Minibatch()
     if not expands(gradient_state):
         return gradient
     return replace(gradient, order=2 if np.all(gradient_state.hessian.used) else 1)

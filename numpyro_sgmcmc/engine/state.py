@@ -18,7 +18,7 @@ from numpyro_sgmcmc.utils.validation import check_keys, is_key
 class Stream(IntEnum):
     """The streams derived from the key of a state. The key itself is not used otherwise."""
 
-    NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE, CHECK = range(8)
+    NEXT, STEPS, DRAW, REFRESH, PROBE, TUNE, CENTRE, CHECK, EXCHANGE = range(9)
 
 
 def derive_key(rng_key: jax.Array, use: int | jax.Array) -> jax.Array:

@@ -35,8 +35,8 @@ class Minibatch(GradientEstimator):
     The plain estimator
     :math:`\nabla\tilde U(z) = -\nabla\log p(z) - \frac{N}{n}\sum_{i \in S}\nabla\log p(x_i \mid z)`.
 
-    Its variance is O(N^2 / n) per coordinate. It is the default of the kernels. It has no state, except for the local
-    values of the rows if ``local=`` starts at those of the previous visit.
+    Its variance is O(N^2 / n) per coordinate. It is the default of kernels with a given step size. It has no
+    state, except for the local values of the rows if ``local=`` starts at those of the previous visit.
 
     **Example**
 

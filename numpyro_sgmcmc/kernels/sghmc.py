@@ -29,10 +29,9 @@ class SGHMC(SGMCMC):
     :param float friction: D >= 0, a rate (1 / time). The default of 1 suits a step size that the warm-up chooses. If
         you set the step size, set the friction too.
     :param str integrator: ``"euler"``, ``"ssi"``, ``"NOGIN"`` or a word over ``A B F N O E G``, and ``R`` with a
-        ``skew``. None: ``"ABOBA"``; if the warm-up chooses the step size, ``"BAGAB"``, or ``"BAOAB"`` if ``rows`` is
-        given.
-    :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for NOGIN. NOGIN needs independent
-        batches: reshuffled ones add less noise than it subtracts.
+        ``skew``. None: ``"ABOBA"``; if ``step_size`` is left out, ``"BAGAB"``, or ``"BAOAB"`` if ``rows`` is given.
+    :param rows: row scheme. None: ``Reshuffled()``, or ``WithoutReplacement()`` for words with a ``G``, as NOGIN. These
+        need independent batches: reshuffled ones add less noise than they subtract.
     :param inverse_mass_matrix: None, a scalar or a dict of diagonals like ``z``.
     :param skew: Q, a constant skew-symmetric matrix over the raveled z, shape ``(d, d)``, which rotates the momentum
         (``R``). The stationary distribution stays the same, see :mod:`~numpyro_sgmcmc.dynamics.skew`.

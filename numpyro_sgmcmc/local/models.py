@@ -63,7 +63,7 @@ class visit(Messenger):
             self.values = msg["value"]
 
 
-def _told(kind: str, values: Any) -> Any:
+def _sent(kind: str, values: Any) -> Any:
     message: Any = {"type": kind, "name": f"_{kind}", "fn": None, "args": (), "kwargs": {}, "value": values}
     return apply_stack(message)["value"]
 
@@ -136,14 +136,14 @@ class drawn_locally:
         axes = {name: first.frames[plates[0]] - fn.event_dim for name, fn in sites.items()}
         if keeps_values(self):
             rows_first = {name: jnp.moveaxis(x, axes[name], 0) for name, x in start.items()}
-            start = {name: jnp.moveaxis(x, 0, axes[name]) for name, x in _told("local_start", rows_first).items()}
+            start = {name: jnp.moveaxis(x, 0, axes[name]) for name, x in _sent("local_start", rows_first).items()}
         check_nothing_else_depends(densities, start, "drawn by local=")
         given = (lax.stop_gradient(first.globals), of_rows, *args), kwargs
         conditional = Conditional(sites, start, density, constrain, unconstrain, given)
-        sampler = _told("local_sampler", self.local)
+        sampler = _sent("local_sampler", self.local)
         values = jax.tree.map(lax.stop_gradient, sampler.draw(key_draw, conditional))
         if keeps_values(self):
-            _told("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
+            _sent("local_values", {name: jnp.moveaxis(x, axes[name], 0) for name, x in values.items()})
         emit(f"{' and '.join([*first.observed, *sites])} (drawn by local=)", density(values), first)
         return result
 

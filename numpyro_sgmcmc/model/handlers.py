@@ -25,9 +25,7 @@ Site -> transform from unconstrained values to the support of its distribution; 
 distribution and, inside a ``scan``, the number of the step.
 """
 
-IN_SCAN = (
-    "_numpyro_sgmcmc_in_scan"  # in site["infer"] inside a scan: whether it runs from the last element to the first
-)
+IN_SCAN = "_numpyro_sgmcmc_in_scan"  # in site["infer"] inside a scan: whether it runs backwards
 
 
 class minibatch(Messenger):

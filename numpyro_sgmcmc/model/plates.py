@@ -5,6 +5,7 @@ from typing import Any
 
 from numpyro_sgmcmc.model.numpyro_internals import GIBBS_SITES_KWARG
 from numpyro_sgmcmc.model.structure import Structure
+from numpyro_sgmcmc.utils import trees
 
 AUTOMATIC = "automatic"  # a batch_size: the declared sizes, or else those of :func:`automatic_sizes`
 
@@ -76,7 +77,7 @@ def why_all_rows(structure: Structure) -> str:
 
 
 def _automatic_size(structure: Structure) -> int:
-    return max(500, 2 * sum(site.size for site in structure.prototype.values()))
+    return max(500, 2 * trees.size(structure.prototype))
 
 
 def _check_one_size(structure: Structure, plate: str) -> None:

@@ -11,9 +11,8 @@ from numpyro_sgmcmc.model.given_values import MISSING
 from numpyro_sgmcmc.model.structure import Site, Structure, has_rows
 from numpyro_sgmcmc.types import Plate
 
-SUBSAMPLE = "numpyro.subsample(x, event_dim=x.ndim - 1)"
 COLUMN = "Often the reason is a column of shape (N, 1) combined with a vector of shape (N,)"
-INDEXED = f"`with numpyro.plate(...) as rows: x[rows]`, or `{SUBSAMPLE}` inside it"
+INDEXED = "`with numpyro.plate(...) as rows: x[rows]`, or `numpyro.subsample(x, event_dim=x.ndim - 1)` inside it"
 
 
 def check_rows(cut: Structure, plates: Mapping[str, Plate]) -> None:

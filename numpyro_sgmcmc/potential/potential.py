@@ -261,9 +261,11 @@ class ModelPotential:
     def unconstrain(self, values: dict[str, jax.Array]) -> Sites:
         """The inverse of :meth:`constrain` for the latents among ``values``."""
         tr = self._drawn(values)
-        return {name: self._off_support(tr[name], value) for name, value in values.items() if name in self.prototype}
+        return {
+            name: self._unconstrained_value(tr[name], value) for name, value in values.items() if name in self.prototype
+        }
 
-    def _off_support(self, site: Any, value: jax.Array) -> jax.Array:
+    def _unconstrained_value(self, site: Any, value: jax.Array) -> jax.Array:
         return jnp.asarray(transform_of(site["name"], site["fn"], self.transforms).inv(value))
 
     # -- other variables, see potential.centred --------------------------------------------------------------------
@@ -296,7 +298,7 @@ class ModelPotential:
         if other.transforms is self.transforms:
             return z
         tr = self.trace(z, self.some_rows(), None)
-        z = {name: other._off_support(tr[name], tr[name]["value"]).astype(x.dtype) for name, x in z.items()}
+        z = {name: other._unconstrained_value(tr[name], tr[name]["value"]).astype(x.dtype) for name, x in z.items()}
         return other.non_centred.as_sampled(z, other.centering) if other.non_centred else z
 
     def initial(self, rng_key: jax.Array, rows: Rows, init_strategy: Any) -> Sites:

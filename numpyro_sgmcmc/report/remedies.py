@@ -67,11 +67,6 @@ class Remedies(NamedTuple):
         smaller = f"a smaller step_size{f' than {self.step_size:.3g}' * (self.step_size > 0)}"
         return OTHER_PARAMETERS if self.tuned else smaller
 
-    @property
-    def mixing(self) -> str:
-        """For chains in different regions."""
-        return f"{MORE_WARM_UP}. If that does not help, the posterior has several modes"
-
     def conclusive(self, needed: float) -> str:
         """For too few draws for a verdict; ``needed``: times those of the run."""
         if self.noisy and self.costly:

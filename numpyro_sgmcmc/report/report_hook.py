@@ -26,7 +26,6 @@ from numpyro_sgmcmc.utils.wording import plain
 
 logger = logging.getLogger(__name__.partition(".")[0])
 LENGTH = 4 * 100  # characters of a warning: four lines
-ONE = ScoreAverages((("z", 1),))  # a model with one number
 _reported: list[Any] = [None]  # the arrays of the last report, weakly
 
 
@@ -42,7 +41,7 @@ class Collected:
         self.packed, self.chains, self.averages = packed, chains, averages
 
     def is_whole_run(self) -> bool:
-        """Whether the axes are chains and draws. During a run draws are the first axis, or there is none of chains."""
+        """Whether the axes are chains and draws. During a run there is no axis of chains, or that of draws is first."""
         packed = self.packed
         if getattr(packed, "ndim", 0) != 3:  # first, as this is asked at every call
             return False
@@ -72,7 +71,7 @@ def _rebuild(fixed: tuple[int, ScoreAverages], children: Any) -> Any:
 jax.tree_util.register_pytree_node(Collected, lambda node: ((node.packed,), (node.chains, node.averages)), _rebuild)
 
 
-def report(monitor: Monitor, averages: ScoreAverages = ONE, chains: int = 1) -> None:
+def report(monitor: Monitor, averages: ScoreAverages, chains: int) -> None:
     """Warns, once, of what is wrong with a run, or that a long run is not checked, and logs what its warm-up found."""
     run = Kept(monitor, averages, score_limit(averages.coordinates, chains))
     last = {name: float(np.asarray(x)[-1, -1]) for name, x in monitor._asdict().items() if name != "chain"}

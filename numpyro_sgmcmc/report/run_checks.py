@@ -15,9 +15,9 @@ from numpyro_sgmcmc.report.check import Checks, Line
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import MORE_DRAWS, MORE_ROWS, MORE_WARM_UP, Remedies
 from numpyro_sgmcmc.report.run_scores import RunNumbers, ScoreAverages
-from numpyro_sgmcmc.report.run_verdict import ERRORS, RunVerdict
+from numpyro_sgmcmc.report.run_verdict import RunVerdict
 from numpyro_sgmcmc.utils.monte_carlo import FEWEST, effective, r_hat as mixing, unequal_spread
-from numpyro_sgmcmc.utils.significance import VARIANCE
+from numpyro_sgmcmc.utils.significance import ERRORS
 from numpyro_sgmcmc.utils.wording import inflation as in_words, plain, ratio
 
 STUCK = 100  # steps refused in a row after which a chain is reported
@@ -25,6 +25,7 @@ SELDOM = 0.01  # share of draws with a refused step that is doubtful
 UNLIKELY = 0.002  # the same with minibatches if the warm-up has chosen the step: right runs have half of it at most
 REFUSED = 0.5  # share of draws that end with a refused step that is wrong; 0.2 occurs near a hard wall
 MIXED, APART = 1.1, 1.5  # an R-hat that is doubtful, wrong
+SEVERAL_MODES = f"Use {MORE_WARM_UP}. If that does not help, the posterior has several modes"
 FEW = 100  # effective draws
 MANY = 1000  # draws of all chains that nearly always suffice for a verdict
 WIDE = 1.0  # a larger inflation is not known by a prediction to first order
@@ -164,7 +165,7 @@ def _what_is_stuck(in_a_row: np.ndarray, stuck: np.ndarray) -> str:
     return f"{chains} refused {which}: the steps lead {where}"
 
 
-@CHECKS.add("kinetic temperature", VARIANCE, "1 +- {0}", "")
+@CHECKS.add("kinetic temperature", ERRORS, "1 +- {0}", "")
 def kinetic_temperature(run: Kept) -> Line | None:
     T = run.temperature
     if not T.size:
@@ -196,7 +197,7 @@ def squared_steps(run: Kept) -> Line | None:
     return line if jump.any() else None  # there is no such number for dynamics with a momentum
 
 
-@CHECKS.add("inflation that the warm-up predicts", VARIANCE, "<= {0:.0%}", "Use {run.use.less_noise}")
+@CHECKS.add("inflation that the warm-up predicts", ERRORS, "<= {0:.0%}", "Use {run.use.less_noise}")
 def tuned_inflation(run: Kept) -> Line | None:
     inflation = float(np.max(run.monitor.inflation[:, -1]))
     size = f"increases a variance by {inflation:.0%}" if inflation <= WIDE else "more than doubles a variance"
@@ -254,7 +255,7 @@ def energy(run: Kept) -> Line | None:
     return Line(None, "falls", seen=seen, size=1) if statistics.still_falling(run.monitor.energy) else None
 
 
-@CHECKS.add("mixing (not correctness): R-hat", (MIXED, APART), "<= {0}", "Use {run.use.mixing}")
+@CHECKS.add("mixing (not correctness): R-hat", (MIXED, APART), "<= {0}", SEVERAL_MODES)
 def r_hat(run: Kept) -> Line | None:
     apart = statistics.never_mixed(run.monitor.place)
     seen = "the chains are in different regions and do not mix (R-hat is {})"
@@ -277,7 +278,7 @@ def ess(run: Kept) -> Line | None:
     return Line(-size, f"{-size:.0f} at {where['where']}", seen=seen, size=size, details=where)
 
 
-@CHECKS.add("mixing (not correctness): widths", (VARIANCE[0], math.inf), "<= {0:.0%}", f"Use {MORE_DRAWS}")
+@CHECKS.add("mixing (not correctness): widths", (ERRORS[0], math.inf), "<= {0:.0%}", f"Use {MORE_DRAWS}")
 def spread(run: Kept) -> Line | None:
     if run.draws is None or len(run.draws) == 1:
         return None

@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_sgmcmc.report.run_scores import FEW, RunNumbers, ScoreAverages
-from numpyro_sgmcmc.utils.significance import graded
+from numpyro_sgmcmc.utils.significance import ERRORS, graded
 from numpyro_sgmcmc.utils.wording import plain, ratio
 
-ERRORS = 0.1, 0.3  # errors of a mean in sds, and of a variance relative to it: doubtful, wrong
 UNFIT = "does not fit the gradients at the draws"
 KNOWN = 1.0  # larger errors, in sds or relative to a variance, are not known to first order
 BLIND = 4.0  # a run that would have to be longer by more than this factor is unchecked

@@ -6,14 +6,14 @@ import numpy as np
 
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
-from numpyro_sgmcmc.utils.significance import VARIANCE
+from numpyro_sgmcmc.utils.significance import ERRORS
 
 HOT, COLD = 2.0, 0.5  # mean kinetic temperatures of a run that are always reported
 TENTH = 10  # its inverse, the share of draws that are the first ones
 CERTAIN = 5.0  # standard errors between the mean temperature and these bounds
 ENOUGH = 30  # effective draws needed for a reliable standard error
 BLATANT = 10.0  # if the temperature of every draw is higher, a few draws are enough for a report
-OFF = VARIANCE[0]  # deviation of a temperature from 1, or an inflation, that is reported if it is significant
+OFF = ERRORS[0]  # deviation of a temperature from 1, or an inflation, that is reported if it is significant
 NEVER_MIXED = 2.0  # an R-hat of chains that do not overlap
 LONG_ENOUGH = 100  # draws per chain needed for the checks of energy and mixing
 HIGH, FAR = 5.0, 10.0  # sds of the late energies by which the first draws, and the very first one, lie above their mean
@@ -102,7 +102,7 @@ def deviation_from_1(T: np.ndarray, coordinates: int | None = None, least: float
         f"{mean:.3f} +- {error:.3f}",
         seen=f"the draws are too {'wide' if mean > 1 else 'narrow'}, or the chains are still on their way",
         details={"error": error},
-        size=(min(size, VARIANCE[1]) if unsure else size) if certain else 0.0,
+        size=(min(size, ERRORS[1]) if unsure else size) if certain else 0.0,
         error=error if size > OFF else 0.0,
     )
 

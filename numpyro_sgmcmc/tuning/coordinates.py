@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_sgmcmc.types import Evaluation, Sites
+from numpyro_sgmcmc.utils import trees
 
 DENSE = 1000  # maximal number of coordinates for a full matrix L: the Hessian of more would take minutes
 
@@ -156,7 +157,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def is_high_dimensional(prototype: Mapping[str, jax.ShapeDtypeStruct]) -> bool:
     """Whether there are too many coordinates for a full matrix."""
-    return sum(site.size for site in prototype.values()) > DENSE
+    return trees.size(prototype) > DENSE
 
 
 def blocks_of(prototype: Mapping[str, jax.ShapeDtypeStruct], dense_mass: Any) -> np.ndarray | None:

@@ -119,7 +119,7 @@ def _groups_by_scale(scales: jax.Array, share: jax.Array) -> jax.Array:
 def chosen_centering(potential: ModelPotential, z: Sites, rng_key: jax.Array, contiguous: bool) -> Sites:
     """
     The centring that is chosen at the start of a chain. In each round but the first the descent is in the variables
-    that the one before has chosen: the scales that a mean-field normal finds are the better, the nearer they are
+    that the one before has chosen, because a mean-field normal finds better scales of variables that are nearly
     independent.
     """
     as_written = jax.tree.map(jnp.ones_like, sites_to_centre(potential))

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 import math
 from typing import Any
-import warnings
 
 import jax
 from jax import lax, random
@@ -20,6 +19,7 @@ from numpyro_sgmcmc.rows.schemes import Reshuffled, next_rows
 from numpyro_sgmcmc.tuning.start import falling_adam, minimise, with_given
 from numpyro_sgmcmc.types import Potential, RowsState, Sites
 from numpyro_sgmcmc.utils import trees
+from numpyro_sgmcmc.utils.compat import warn
 from numpyro_sgmcmc.utils.curvature import gradient_and_product
 from numpyro_sgmcmc.utils.validation import check_energies, check_key, checked_batch_size, checked_count, checked_model
 
@@ -217,4 +217,4 @@ def _warn(distance: float) -> None:
             f"find_mode has not converged: the mode is about {distance:.1f} posterior standard deviations away (root "
             "mean square over coordinates). Use more num_steps, larger batches, or another optimizer."
         )
-    warnings.warn(message, stacklevel=3)
+    warn(message)

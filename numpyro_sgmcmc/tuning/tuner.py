@@ -7,7 +7,7 @@ of another run are given. After 1/8, 1/4 and 1/2 of the warm-up the draws of the
 sufficient, and halve the step size if they are not from the posterior. A round whose draws are lost is started again
 from the normal approximation, with half the step size. Then the gradient noise is measured again at the draws.
 
-The first time the noise is measured with scattered rows and with blocks of neighbouring rows, if the row scheme leaves
+The first time, the noise is measured with scattered rows and with blocks of neighbouring rows, if the row scheme leaves
 this open. Blocks are read several times faster, so the chain uses them if their noise is not larger
 (:func:`~numpyro_sgmcmc.tuning.noise_samples.is_as_quiet`). Later it is measured with and without a control variate's
 term of second order, if the noise keeps the step size small; the term stays if it makes the step size much larger.

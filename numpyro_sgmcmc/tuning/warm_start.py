@@ -103,7 +103,7 @@ def warm_start(
     checked_model(model)
     check_key(rng_key, "warm_start(model, jax.random.key(0), *args)")
     members, patience = checked_count("members", members), checked_count("patience", patience)
-    num_steps = num_steps if num_steps == 0 else checked_count("num_steps", num_steps)
+    num_steps = checked_count("num_steps", num_steps, least=0)
     batch_size = checked_batch_size(batch_size)
     args, kwargs = model_arguments(args, model_args, kwargs, model_kwargs)
     optimizer = checked_optimizer(optimizer, FIRST, LAST, num_steps)

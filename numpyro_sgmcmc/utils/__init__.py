@@ -1,1 +1,1 @@
-"""Random numbers, pytrees, validation of arguments, helpers for JAX and NumPyro."""
+"""Random numbers, pytrees, statistics, validation of arguments, helpers for JAX."""

@@ -7,8 +7,8 @@ from scipy.special import stdtrit  # a dependency of jax
 
 FALSE_ALARMS = 1e-3  # probability of a false alarm
 ORDER = ("ok", "doubtful", "wrong")
-MEAN = 0.1, 0.3  # an error of a mean in posterior sds: doubtful, wrong
-VARIANCE = 0.1, 0.3  # a relative error of a variance or a temperature: doubtful, wrong
+# errors of a mean in posterior sds, and relative errors of a variance or a temperature: doubtful, wrong
+ERRORS = 0.1, 0.3
 
 
 def largest_z_score(tests: Any, freedom: Any) -> Any:

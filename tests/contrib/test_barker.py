@@ -22,12 +22,6 @@ NODES, MASS = (part[5:-5] for part in np.polynomial.hermite_e.hermegauss(31))  #
 MASS = MASS / MASS.sum()
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 # -- the step as shipped, on a grid ----------------------------------------------------------------------------------
 
 

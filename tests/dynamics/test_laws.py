@@ -19,16 +19,12 @@ from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD, SGNHT
 from numpyro_sgmcmc.dynamics.nose_hoover import NoseHoover
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 ALPHA = 4.5  # standard errors, for the whole suite: 7e-6 for each comparison
 TARGET = np.linalg.inv(PRECISION)
 STEPS = (0.1, 0.05, 0.025)
 FRICTION = 1.5
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def bias(kernel_of_h, monkeypatch, block):

@@ -17,12 +17,6 @@ WARMUP = 200
 WORDS = ["ABOBA", "BAOAB", "ssi", "euler", "NOGIN"]
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def warmed_up(kernel, args=(), warmup=WARMUP, start=None):
     """The state of a chain after its warm-up."""
     state = kernel.init(random.key(0), warmup, start, args, {})

@@ -435,5 +435,9 @@ def test_arguments():
         SGMCMC(models.logistic, Recipe(D=1.0), "euler")
     with pytest.raises(TypeError, match="metric=2.0 must be a function"):
         SGRLD(models.logistic, metric=2.0, step_size=0.1)
+    with pytest.raises(ValueError, match="Energy\\(rows\\)=0"):
+        Energy(rows=0)
+    with pytest.raises(ValueError, match="offset must be a finite number"):
+        Energy(offset=float("nan"))
     with pytest.raises(ValueError, match="Fisher"):
         SGRLD(models.logistic, metric=Fisher(), step_size=0.1).init(random.key(0), 0, START, DATA, {})

@@ -21,14 +21,8 @@ from numpyro_sgmcmc.dynamics.skew import Skew
 from numpyro_sgmcmc.dynamics.underdamped import Underdamped
 from numpyro_sgmcmc.types import Phase
 
-pytestmark = pytest.mark.optimised
+pytestmark = [pytest.mark.optimised, pytest.mark.usefixtures("x64")]
 ZERO = 1e-6
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def energy(z):

@@ -1,6 +1,5 @@
 """A constant skew matrix: the exact law of linear steps, what it gains, what is refused."""
 
-import jax
 from jax import random
 import jax.numpy as jnp
 from laws import affine_step, gaussian, order, stationary_covariance
@@ -11,15 +10,11 @@ from scipy.linalg import expm
 from numpyro_sgmcmc import MSGNHT, SGHMC, SGLD
 from numpyro_sgmcmc.dynamics.skew import Skew
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 PRECISION = np.array([[1.0, 0.5], [0.5, 2.0]])
 Q = np.array([[0.0, 1.5], [-1.5, 0.0]])
 STEPS = (0.08, 0.04, 0.02)
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from numpyro_sgmcmc import (
 )
 from numpyro_sgmcmc.gradients.full_pass import full_gradient
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 ARGS = (models.X, models.COUNTS)
 Z = {"weights": np.array([1.0, 0.5, -0.3])}  # NumPy's: made before x64 is switched on
 CENTER = {"weights": np.array([0.3, -0.2, 0.5])}
@@ -40,12 +42,6 @@ ESTIMATORS = [
     SAGA(init="zeros"),
 ]
 SCHEMES = [Reshuffled(), Reshuffled(contiguous=True), WithoutReplacement(), WithReplacement()]
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def make(gradient, kernel=SGLD, model=models.logistic, **options):

@@ -11,14 +11,10 @@ import pytest
 
 from numpyro_sgmcmc import SAGA, SGLD, ControlVariate
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 ARGS = (models.X, models.COUNTS)
 CLASSES = 4
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def make(gradient, model, batch_size=models.B):

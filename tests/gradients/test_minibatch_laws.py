@@ -5,7 +5,6 @@ listed, and everything that an estimator remembers part of the state.
 
 import itertools
 
-import jax
 from laws import Listed, epoch_maps, law_of_independent_batches, minibatch_maps, order
 import numpy as np
 import numpyro
@@ -13,6 +12,8 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_sgmcmc import SAGA, SGHMC, SGLD, ControlVariate, Minibatch
+
+pytestmark = pytest.mark.usefixtures("x64")
 
 N, B, FRICTION = 6, 2, 2.0
 X = np.array([0.5, -1.0, 1.5, 0.3, -0.7, 1.1])
@@ -25,12 +26,6 @@ DISJOINT = [
     for order_ in itertools.permutations(range(len(PAIRS)), N // B)
     if len(set().union(*(PAIRS[batch] for batch in order_))) == N
 ]  # the 90 orders of three batches that make up an epoch
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def model(x, y):

@@ -224,7 +224,7 @@ def test_optimal_exponents(order, for_, gamma):
 
 
 @pytest.mark.parametrize(
-    "order, for_, message", [(0, "bias", "order=0"), (1.5, "mse", "order=1.5"), (2, "both", "'bias' or 'mse'")]
+    "order, for_, message", [(0, "bias", "order=0"), (1.5, "mse", "order=1.5"), (2, "both", "'bias', 'mse'")]
 )
 def test_optimal_exponents_of_nothing(order, for_, message):
     with pytest.raises(ValueError, match=message):

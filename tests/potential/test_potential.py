@@ -20,16 +20,12 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.rows.schemes import next_rows
 from numpyro_sgmcmc.types import Plate, RowsState
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 N, GROUPS = 12, 3
 X = np.asarray(random.normal(random.key(0), (N, 2)), float)
 Y = np.asarray(random.normal(random.key(1), (N,)), float)
 G = np.arange(N) % GROUPS
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 def indexed(y):

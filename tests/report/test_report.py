@@ -448,8 +448,9 @@ def test_an_inflation_that_the_warm_up_predicts():
     mcmc.run(random.key(0), X, Y)
     monitor = mcmc.get_extra_fields(group_by_chain=True)["monitor"]
     assert (np.asarray(monitor.inflation) == np.asarray(mcmc.last_state.settings.predicted_inflation)).all()
-    assert told_of_doubts(lambda: report(monitor)) == []
-    (message,) = told_of_doubts(lambda: report(monitor._replace(inflation=0 * monitor.energy + 0.2)))
+    averages = mcmc.last_state.averages
+    assert told_of_doubts(lambda: report(monitor, averages, 1)) == []
+    (message,) = told_of_doubts(lambda: report(monitor._replace(inflation=0 * monitor.energy + 0.2), averages, 1))
     assert "by 20%" in message and "batch_size" in message
 
 
@@ -470,7 +471,7 @@ def test_the_surest_signs_come_first(num_steps, advice):
         inflation=zeros + 0.2,
         gradient=zeros + 9,
     )
-    (message,) = told_of_doubts(lambda: report(monitor, ScoreAverages((("z", 3),))))
+    (message,) = told_of_doubts(lambda: report(monitor, ScoreAverages((("z", 3),)), 1))
     signs = "75.0% end with one", "temperature is 1.6", "by 20%", "E[dU] is 9 standard errors"
     places = [message.index(sign) for sign in signs]
     assert places == sorted(places) and advice in message

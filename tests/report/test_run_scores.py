@@ -280,7 +280,7 @@ def test_a_long_run_that_is_not_checked_says_so(least, draws, refused, warned):
     }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        report(Monitor(**numbers))
+        report(Monitor(**numbers), ScoreAverages((("z", 1),)), 1)
     texts = [str(warning.message) for warning in caught]
     assert [text.startswith("the draws are unchecked: too few draws") for text in texts] == [True] * warned
     remedy = "num_samples" if refused else "num_samples, or a larger batch_size"

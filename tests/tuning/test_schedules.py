@@ -70,6 +70,9 @@ def test_neither_number_nor_function(h):
         (lambda: Piecewise((10,), (0.1, -0.1)), "values must"),
         (lambda: Piecewise((10,), (0.1,)), "need 2 values"),
         (lambda: Piecewise((20, 10), (0.1, 0.1, 0.1)), "must increase"),
+        (lambda: Piecewise((10.5,), (0.1, 0.1)), "boundaries are steps"),
+        (lambda: Piecewise((0,), (0.1, 0.1)), "boundaries are steps"),
+        (lambda: Cyclical("x", 10), "a must"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_bad_schedules_are_named(make, name):

@@ -158,11 +158,11 @@ def test_gradient_noise_after_a_warm_up(num_chains):
     chosen = mcmc.last_state.settings
     added = 0.5 * chosen.step_size * chosen.noise_variance
     expected = chosen.coordinates.variances(added) / chosen.coordinates.variances(jnp.ones(D))
-    np.testing.assert_allclose(noise.inflation["w"], np.broadcast_to(expected, shape), rtol=0.6)
+    np.testing.assert_allclose(noise.inflation["w"], np.broadcast_to(expected, shape), rtol=0.4)
     mean, _ = posterior()
     rows = (Y - X @ mean)[:, None] * X / NOISE**2
     np.testing.assert_allclose(
-        noise.variance["w"], np.broadcast_to(N**2 / 100 * (1 - 100 / N) * rows.var(0), shape), rtol=0.6
+        noise.variance["w"], np.broadcast_to(N**2 / 100 * (1 - 100 / N) * rows.var(0), shape), rtol=0.4
     )
 
 
@@ -857,4 +857,4 @@ def test_axes_turn_to_the_noise(samples, far):
 def test_without_minibatches_there_is_no_control_variate():
     """24 rows are too few for minibatches of our own, and the first of them is all of them."""
     mcmc = tuned(SGHMC(models.gaussian), models.ROWS, num_warmup=40, num_samples=10, num_chains=2)
-    assert np.isfinite(mcmc.get_samples()["mu"]).all()
+    assert settings(mcmc)["gradient"] == Minibatch() and mcmc.last_state.gradient_state == ()

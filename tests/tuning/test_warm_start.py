@@ -125,7 +125,7 @@ def test_each_member_may_have_weights_of_its_own():
     "options, error, message",
     [
         ({"members": 0}, ValueError, "members=0 must be at least 1"),
-        ({"num_steps": -1}, ValueError, "num_steps=-1 must be at least 1"),
+        ({"num_steps": -1}, ValueError, "num_steps=-1 must be at least 0"),
         ({"patience": 0}, ValueError, "patience=0 must be"),
         ({"optimizer": optax.adam}, TypeError, "optimizer=.* has no `init` and `update`"),
         ({"start": {"nu": 0.0}}, ValueError, r"start= names 'nu', but the latent sites of the model are 'mu'"),
