@@ -199,9 +199,9 @@ def _warn_of_data(potential: ModelPotential) -> None:
             f"the model has no observed site, and its argument {' and '.join(map(repr, names))} is None: the draws are "
             "those of the prior. Pass the data to mcmc.run."
         )
-    elif structure.all_rows:
+    elif structure.why_all_rows:
         warn(
-            f"every step uses all rows, because no minibatch of them can be taken: {structure.all_rows} If all rows "
+            f"every step uses all rows, because no minibatch of them can be taken: {structure.why_all_rows} If all rows "
             "are meant, give batch_size={}."
         )
 

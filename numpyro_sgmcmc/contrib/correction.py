@@ -27,6 +27,7 @@ from numpyro_sgmcmc.diagnostics.predicted_inflation import gradient_pairs, predi
 from numpyro_sgmcmc.diagnostics.run import Draws, Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.tuning.coordinates import unraveler
+from numpyro_sgmcmc.utils.monte_carlo import positive_sd
 from numpyro_sgmcmc.utils.validation import checked_choice
 
 ROWS = 20_000  # maximal number of rows from which J is estimated
@@ -123,7 +124,7 @@ def corrected(
     whole = run.draws(mcmc.num_chains * mcmc.num_samples)
     away = whole.z - draws.flat.mean(0)
     moved = draws.flat.mean(0) + (away @ A.T if A.ndim == 2 else away * A)
-    factors = moved.std((0, 1)) / np.maximum(whole.z.std((0, 1)), 1e-300)
+    factors = moved.std((0, 1)) / positive_sd(whole.z)
 
     def constrain(potential, z):
         return lax.map(lambda z: potential.constrain(unraveler(potential.prototype)(z)), z, batch_size=64)

@@ -22,6 +22,7 @@ from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.report.check import Line
+from numpyro_sgmcmc.utils.monte_carlo import positive_sd
 
 LINEAR, HALF = 0.8, 0.5  # smallest R^2 that is ok, and doubtful
 BLOCKS = 10  # blocks of draws, which alternate between fit and test
@@ -94,7 +95,7 @@ def score_linearity(mcmc: MCMC, *model_args: Any, max_draws: int = 2000, **model
 def held_out(z: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """R^2 of each coordinate, by cross-validation over blocks of draws, from two independent unbiased gradients."""
     d = z.shape[-1]
-    sd = np.maximum(z.std((0, 1)), 1e-300)
+    sd = positive_sd(z)
     x, g1, g2 = (z - z.mean((0, 1))) / sd, first * sd, second * sd
     odd = np.broadcast_to((np.arange(z.shape[1]) * BLOCKS // z.shape[1]) % 2 == 1, z.shape[:2])
     residual, total = np.zeros(d), np.zeros(d)

@@ -21,7 +21,7 @@ from numpyro_sgmcmc.diagnostics.pictures import comparison_picture
 from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.report.check import UNCERTAIN, Line
 from numpyro_sgmcmc.report.run_checks import MIXED
-from numpyro_sgmcmc.utils.monte_carlo import FEWEST, bound, effective, r_hat, standard_error
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, bound, effective, positive_sd, r_hat, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -113,7 +113,7 @@ def _line(ours: np.ndarray, theirs: np.ndarray, tests: int) -> Line:
     ours, theirs = ours.astype(float), theirs.astype(float)
     ess = {"idata": effective(ours), "reference": effective(theirs)}
     limit = bound(tests, min(len(ours), len(theirs)), np.minimum(*ess.values()))
-    sd = np.maximum(theirs.std((0, 1)), 1e-300)
+    sd = positive_sd(theirs)
     details: dict[str, Any] = {}
     worst = ("ok", 0.0, "", 0.0, 0.0)
     for key, statistic in STATISTICS.items():

@@ -36,7 +36,7 @@ from numpyro_sgmcmc.gradients.minibatch import Minibatch
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.tuning.coordinates import unraveler
 from numpyro_sgmcmc.types import Evaluation, GradientEstimator, Potential, Rows, Sites
-from numpyro_sgmcmc.utils.monte_carlo import FEWEST
+from numpyro_sgmcmc.utils.monte_carlo import FEWEST, positive_sd
 from numpyro_sgmcmc.utils.significance import ORDER
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 
@@ -179,7 +179,7 @@ def _with_gradient(kernel: SGMCMC, states: list, estimator: GradientEstimator, g
 
 def _bounds(run: Run, x: Draws, y: Draws) -> Coupled:
     bound, lower, joint = distances(x.z, y.z)
-    sd = np.maximum(y.z.std((0, 1)), 1e-300)
+    sd = positive_sd(y.z)
     bound, lower = np.nan_to_num(bound / sd, nan=np.inf), np.nan_to_num(lower / sd, nan=np.inf)
     verdicts = ["ok" if b <= CLOSE else "wrong" if least > FAR else "doubtful" for b, least in zip(bound, lower)]
     lines = {}

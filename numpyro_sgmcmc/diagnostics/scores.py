@@ -32,7 +32,7 @@ from numpyro_sgmcmc.gradients.full_pass import full_gradient
 from numpyro_sgmcmc.potential.centred import centred_potential
 from numpyro_sgmcmc.rows.schemes import independent_rows
 from numpyro_sgmcmc.tuning.coordinates import raveled, unraveler
-from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
+from numpyro_sgmcmc.utils.monte_carlo import effective, positive_sd, standard_error
 
 ALL_ROWS = 2000  # up to this number of rows, in all plates together, all rows are used for each draw
 CLEARLY = 0.8  # maximal variance with a fitted coefficient, relative to that with coefficient 1
@@ -137,7 +137,7 @@ def _wide(leaf: Any) -> Any:
 def identities(z: np.ndarray, g: np.ndarray) -> Identities:
     """The identities from draws and gradients there, shape ``(chains, draws, d)``."""
     away = z - z.mean((0, 1))
-    sd = np.maximum(away.std((0, 1)), 1e-300)
+    sd = positive_sd(away)
     d, n = z.shape[-1], z.shape[0] * z.shape[1]
     x, s = away / sd, g * sd  # standardised, because the scales in z may differ by orders of magnitude
     mixed, scale = s, 1 / sd

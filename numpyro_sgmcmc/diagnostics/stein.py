@@ -32,7 +32,7 @@ from numpyro_sgmcmc.diagnostics.run import Run
 from numpyro_sgmcmc.diagnostics.scores import gradients
 from numpyro_sgmcmc.diagnostics.table import Table
 from numpyro_sgmcmc.report.check import Line
-from numpyro_sgmcmc.utils.monte_carlo import effective, standard_error
+from numpyro_sgmcmc.utils.monte_carlo import effective, positive_sd, standard_error
 from numpyro_sgmcmc.utils.significance import graded
 
 CHUNK = 256  # number of draws whose kernels with all others are in memory at once
@@ -108,7 +108,7 @@ def kernel_stein_discrepancy(mcmc: MCMC, *model_args: Any, max_draws: int = 2000
 def _whitened(z: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Draws with unit covariance, and their scores in the same coordinates."""
     away = z - z.mean((0, 1))
-    sd = np.maximum(away.std((0, 1)), 1e-300)
+    sd = positive_sd(away)
     x, s = away / sd, score * sd
     n, d = x.shape[0] * x.shape[1], x.shape[-1]
     if d > DENSE or n < 10 * d:

@@ -30,7 +30,7 @@ from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.report.check import Line
 from numpyro_sgmcmc.report.remedies import MORE_DRAWS
 from numpyro_sgmcmc.schedules import Constant
-from numpyro_sgmcmc.utils.monte_carlo import bound, effective, standard_error
+from numpyro_sgmcmc.utils.monte_carlo import bound, effective, positive_sd, standard_error
 from numpyro_sgmcmc.utils.significance import ORDER, graded
 from numpyro_sgmcmc.utils.validation import check_key, checked_choice, checked_count
 from numpyro_sgmcmc.utils.wording import plain
@@ -147,7 +147,7 @@ def _check_batches(plates: Any, gradient: Any) -> None:
 
 
 def _compared(run: Run, coarse: Draws, fine: Draws, factor: float) -> dict[str, Line]:
-    sd = np.maximum(fine.z.std((0, 1)), 1e-300)
+    sd = positive_sd(fine.z)
     changes = {}
     for name, series in (("mean", lambda z: z), ("sd", _widths)):
         first, second = series(coarse.z), series(fine.z)
@@ -191,5 +191,5 @@ def _compared(run: Run, coarse: Draws, fine: Draws, factor: float) -> dict[str, 
 
 def _widths(z: np.ndarray) -> np.ndarray:
     """A series whose mean is the sd, and whose standard error is that of the sd to first order."""
-    sd = np.maximum(z.std((0, 1)), 1e-300)
+    sd = positive_sd(z)
     return sd + ((z - z.mean((0, 1))) ** 2 - sd**2) / (2 * sd)

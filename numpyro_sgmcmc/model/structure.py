@@ -62,7 +62,7 @@ class Structure(NamedTuple):
     whole: tuple[Use, ...]  # arrays of data that are used without an index
     unequal: Mapping[str, tuple[int, int]]  # plates that are declared twice, with these sizes
     largest: int  # numbers of the largest array
-    all_rows: str = ""  # why every step uses all rows, although there are many and the user has not asked for it
+    why_all_rows: str = ""  # why every step uses all rows, although there are many and the user has not asked for it
 
     @property
     def latents(self) -> dict[str, Site]:

@@ -67,9 +67,9 @@ def checked_structure(
             except row_checks.SparseRows:
                 raise  # all rows would take the square of their memory
             except ValueError as error:  # the user has not asked for minibatches
-                whole = whole._replace(all_rows=str(error))
+                whole = whole._replace(why_all_rows=str(error))
         elif not declared:
-            whole = whole._replace(all_rows=why_all_rows(whole))
+            whole = whole._replace(why_all_rows=why_all_rows(whole))
     sizes = batch_sizes(whole, batch_size, gibbs_sites)
     check_declared_in_gibbs(whole, kwargs)
     plates = {name: Plate(whole.plates[name][0], n) for name, n in sizes.items()}

@@ -40,6 +40,11 @@ def standard_error(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(error), error, np.inf)
 
 
+def positive_sd(x: np.ndarray) -> np.ndarray:
+    """The standard deviation over chains and draws, ``(chains, draws, ...)``, as a divisor: never 0."""
+    return np.maximum(x.std((0, 1)), 1e-300)
+
+
 def effective(x: np.ndarray) -> np.ndarray:
     """
     Effective sample size, at most the number of draws and at least 1; the number of draws if all draws are equal.
