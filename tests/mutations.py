@@ -96,7 +96,7 @@ FAULTS = [
           "test_halving:found_and_extrapolated or twice_the_batch"),
     Fault("halving: noise of the old batch", "continued_chains", "lambda s2: less * s2", "lambda s2: s2",
           "test_halving:half_their_step"),
-    Fault("compare: in our own units", "comparison", "theirs.std((0, 1))", "ours.std((0, 1))",
+    Fault("compare: in our own units", "comparison", "positive_sd(theirs)", "positive_sd(ours)",
           "test_compare:may_be_compared"),
     Fault("linearity: one gradient twice", "linearity", "(g - line) * (other - line)", "(g - line) ** 2",
           "test_compare:r2_is_that"),

@@ -201,8 +201,8 @@ def _warn_of_data(potential: ModelPotential) -> None:
         )
     elif structure.why_all_rows:
         warn(
-            f"every step uses all rows, because no minibatch of them can be taken: {structure.why_all_rows} If all rows "
-            "are meant, give batch_size={}."
+            "every step uses all rows, because no minibatch of them can be taken: "
+            f"{structure.why_all_rows} If all rows are meant, give batch_size={{}}."
         )
 
 
