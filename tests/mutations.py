@@ -96,6 +96,8 @@ FAULTS = [
           "test_halving:found_and_extrapolated or twice_the_batch"),
     Fault("halving: noise of the old batch", "continued_chains", "lambda s2: less * s2", "lambda s2: s2",
           "test_halving:half_their_step"),
+    Fault("inverse: the rest of a simplex as 1 minus the others", "handlers",
+          "isinstance(transform, StickBreakingTransform)", "False", "test_potential:small_probabilities"),
     Fault("compare: in our own units", "comparison", "positive_sd(theirs)", "positive_sd(ours)",
           "test_compare:may_be_compared"),
     Fault("linearity: one gradient twice", "linearity", "(g - line) * (other - line)", "(g - line) ** 2",

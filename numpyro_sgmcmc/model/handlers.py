@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import Distribution, biject_to, constraints
-from numpyro.distributions.transforms import Transform
+from numpyro.distributions.transforms import IndependentTransform, StickBreakingTransform, Transform
 from numpyro.primitives import Messenger
 
 from numpyro_sgmcmc.data.arrays import indexable
@@ -118,6 +118,19 @@ def transform_of(name: str, fn: Distribution, transforms: Transforms | None) -> 
 
 def given_transform(name: str, fn: Distribution, transforms: Transforms | None, step: Any = None) -> Transform | None:
     return transforms(name, fn, step) if callable(transforms) else (transforms or {}).get(name)
+
+
+def inverse(transform: Transform, value: jax.Array) -> jax.Array:
+    """
+    The unconstrained value. NumPyro takes what is left of a simplex as 1 minus the sum of the other probabilities, so
+    that small ones have no digits. Here it is the sum of those that are left.
+    """
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
+    if not isinstance(transform, StickBreakingTransform):
+        return jnp.asarray(transform.inv(value))
+    left = jnp.cumsum(value[..., :0:-1], -1)[..., ::-1]
+    return jnp.log(value[..., :-1]) - jnp.log(left) + jnp.log(left.shape[-1] - jnp.arange(left.shape[-1]))
 
 
 def unconstrained(fn: Any, z: Sites, transforms: Transforms | None = None) -> handlers.substitute:

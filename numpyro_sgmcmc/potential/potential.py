@@ -27,7 +27,7 @@ from numpyro_sgmcmc.data.sharded import ShardedRows
 from numpyro_sgmcmc.local.models import drawn_locally, keeps_values, visit
 from numpyro_sgmcmc.local.summed import summed_out
 from numpyro_sgmcmc.model.centering import LocationScale, form_of, location_and_scale_parents
-from numpyro_sgmcmc.model.handlers import Transforms, elementwise, minibatch, transform_of, unconstrained
+from numpyro_sgmcmc.model.handlers import Transforms, elementwise, inverse, minibatch, transform_of, unconstrained
 from numpyro_sgmcmc.model.non_centred import NonCentred
 from numpyro_sgmcmc.model.numpyro_internals import find_valid_initial_params
 from numpyro_sgmcmc.model.plates import AUTOMATIC
@@ -266,7 +266,7 @@ class ModelPotential:
         }
 
     def _unconstrained_value(self, site: Any, value: jax.Array) -> jax.Array:
-        return jnp.asarray(transform_of(site["name"], site["fn"], self.transforms).inv(value))
+        return inverse(transform_of(site["name"], site["fn"], self.transforms), value)
 
     # -- other variables, see potential.centred --------------------------------------------------------------------
 

@@ -227,6 +227,22 @@ def test_constrain_gives_values_and_deterministics_outside_the_plate():
         np.testing.assert_allclose(again[name], z[name], atol=1e-12)
 
 
+def probabilities(y):
+    with numpyro.plate("states", 2):
+        p = numpyro.sample("p", dist.Dirichlet(jnp.full(4, 0.3)))
+    with numpyro.plate("N", N) as rows:
+        numpyro.sample("y", dist.Normal(p[0, 0], 1), obs=y[rows])
+
+
+def test_small_probabilities_keep_their_digits():
+    """In float32, where 1 minus the larger ones is 0 or a few times its rounding error."""
+    with jax.enable_x64(False):
+        potential, _ = potential_of(probabilities, data=Y.astype(np.float32))
+        z = {"p": jnp.array([[12.0, 9.0, -8.0], [-8.0, 12.0, 12.0]], jnp.float32)}
+        again = potential.unconstrain(potential.constrain(z))
+        np.testing.assert_allclose(again["p"], z["p"], rtol=1e-2)
+
+
 def with_statistics_of_rows(y):
     mu = numpyro.sample("mu", dist.Normal(0, 2))
     with numpyro.plate("groups", GROUPS):
