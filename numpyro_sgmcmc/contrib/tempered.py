@@ -36,8 +36,8 @@ from numpyro_sgmcmc.engine.sgmcmc import SGMCMC
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key, keys_of_chains
 from numpyro_sgmcmc.model.handlers import full_rows
 from numpyro_sgmcmc.potential.potential import ModelPotential
-from numpyro_sgmcmc.rows.schemes import WithoutReplacement, next_rows
-from numpyro_sgmcmc.types import Adaptive, Plate, RowsState, Sites, Thermostatted
+from numpyro_sgmcmc.rows.schemes import independent_rows
+from numpyro_sgmcmc.types import Adaptive, Plate, Sites, Thermostatted
 from numpyro_sgmcmc.utils import noise
 from numpyro_sgmcmc.utils.validation import checked_count, is_key
 
@@ -233,7 +233,7 @@ class Tempered(MCMCKernel):
             return potential.estimate(z, {}) - potential.estimate(other, {}), jnp.zeros(())
         ((name, (size, _)),) = potential.plates.items()
         n = self._swap_rows(potential)
-        rows, _ = next_rows(WithoutReplacement(), RowsState(rng_key, jnp.uint32(0)), {name: Plate(size, n)})
+        rows = independent_rows(rng_key, {name: Plate(size, n)})
         each = potential.per_row(z, rows) - potential.per_row(other, rows)
         difference = potential.prior(z) - potential.prior(other) + size * each.mean()
         return difference, size**2 * (1 / n - 1 / size) * each.var(ddof=1)
