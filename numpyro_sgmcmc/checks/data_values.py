@@ -88,10 +88,11 @@ def warn_of_values(potential: ModelPotential, values: Mapping[str, Any]) -> None
             inside = np.concatenate([np.asarray(site.support(part) | jnp.isnan(part)) for part in _parts(x)])
         wrong = np.flatnonzero(~inside.reshape(len(x), -1).all(1))
         if len(wrong):
+            labels = " Labels of K classes must be 0, ..., K - 1: np.unique(labels, return_inverse=True)[1]."
             warn(
                 f"site {name!r} observes values of {site.argument} that are outside the support of its distribution, "
                 f"{site.support!r}, in {len(wrong)} of {len(x)} rows; the first is row {wrong[0]}. Their density has "
-                "no meaning. Labels of K classes must be 0, ..., K - 1: np.unique(labels, return_inverse=True)[1]."
+                f"no meaning.{labels * site.support.is_discrete}"
             )
 
 

@@ -168,8 +168,6 @@ def _explain(error: Exception, chosen: minibatch, batch_sizes: Mapping[str, int]
         error.add_note("The model itself, not the kernel, needs a package that is not installed.")
     if "Indexer must have integer" in str(error):  # by JAX
         error.add_note("An index is not an integer. Pass codes as integers: codes.astype(int).")
-    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
-        error.add_note("To leave out some rows of a plate, use numpyro.handlers.mask(mask=keep[rows]) in it.")
 
 
 def _some_value(site: Any) -> Any:

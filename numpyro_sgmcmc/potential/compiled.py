@@ -14,8 +14,8 @@ from numpyro_sgmcmc.potential.potential import ModelPotential
 from numpyro_sgmcmc.utils import trees
 from numpyro_sgmcmc.utils.workarounds.constants import LEAST, not_copied
 
-# of a model that uses the values of traced arguments, such as int(y.max()) or len(np.unique(group))
-VALUES_ARE_NEEDED = (jax.errors.JAXTypeError, NeedsValues)
+# of a model that uses the values of traced arguments, such as int(y.max()), len(np.unique(group)) or y[known]
+VALUES_ARE_NEEDED = (jax.errors.JAXTypeError, jax.errors.NonConcreteBooleanIndexError, NeedsValues)
 
 
 def compiled(

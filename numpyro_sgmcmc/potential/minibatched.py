@@ -151,8 +151,15 @@ def _outline_of_all_rows(outline_of: Outline, model: Any, args: tuple, kwargs: M
         return outline_of({})
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
         raise NeedsValues(
-            "the model needs a traced value as a plain Python number, perhaps for the size of a plate. With "
-            "jit_model_args=True all arguments are traced; bind such numbers: functools.partial(model, size=...)."
+            "the model needs the value of a traced array as a plain Python number, as the size of a plate, `if` and "
+            "functions of `math` do. Write jnp.where in place of `if`, and functions of jax.numpy. With "
+            "jit_model_args=True all arguments are traced; bind sizes: functools.partial(model, size=...)."
+        ) from error
+    except jax.errors.NonConcreteBooleanIndexError as error:
+        raise NeedsValues(
+            "the model selects elements by a traced boolean array, so that their number is not known, for example "
+            "x[rows][known[rows]] in a plate. Select them before the run, or keep all rows in the plate and leave some "
+            "out with numpyro.handlers.mask(mask=known[rows]) around the site."
         ) from error
     except ValueError as error:
         by_row = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, RowArray)]

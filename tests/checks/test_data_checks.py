@@ -276,6 +276,7 @@ def test_arrays_without_elements():
         (lambda w: dist.Bernoulli(logits=w[0]), 2.0 * (Y > 0) - 1, (Y <= 0).sum()),
         (lambda w: dist.Poisson(jnp.exp(w[0])), changed(CODES, 250, -1), 1),
         (lambda w: dist.Normal(w[0], 1), Y, 0),
+        (lambda w: dist.LogNormal(w[0], 1), changed(np.abs(Y), 5, 0.0), 1),
         (lambda w: dist.Bernoulli(logits=w[0]), np.where(Y > 0, 1.0, np.nan), 0),
         (lambda w: dist.Uniform(0, jnp.exp(w[0])), np.abs(Y), 0),  # a bound that moves
         (lambda w: dist.Gamma(jnp.exp(w[0]), 1).mask(w[0] > -9), Y, 0),
@@ -298,6 +299,7 @@ def test_values_outside_the_support(law, values, wrong, array, monkeypatch):
     if wrong:
         assert "site 'y' observes values of argument 1 that are outside" in str(caught[0].message)
         assert f"in {wrong} of 300 rows; the first is row" in str(caught[0].message)
+        assert ("Labels of K classes" in str(caught[0].message)) == law(jnp.zeros(3)).support.is_discrete
 
 
 def test_the_name_of_a_keyword():

@@ -478,6 +478,20 @@ def asks_numpy(y, group):
         numpyro.sample("y", dist.Normal(effect[group[rows]], 1), obs=y[rows])
 
 
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_a_model_may_select_rows_by_a_boolean_argument(array):
+    def model(y, known):
+        y = y[known]
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        with numpyro.plate("N", len(y)) as rows:
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+    kernel, arguments = SGLD(model, step_size=0.01, batch_size=4), (array(Y), array(Y > -0.5))
+    state = kernel.init(random.key(0), 0, None, arguments, {})
+    assert np.isfinite(kernel.sample(state, arguments, {}).z["mu"])
+    assert kernel.potential(arguments, {}).plates["N"].size == (Y > -0.5).sum() < N
+
+
 @pytest.mark.parametrize("keys", [random.key(0), random.split(random.key(0), 2)], ids=["one chain", "two chains"])
 @pytest.mark.slow
 def test_a_model_may_ask_numpy_about_its_arguments(keys):
