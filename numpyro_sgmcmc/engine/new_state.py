@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_sgmcmc.checks.before_start import check_before_start, warn_before_run, warn_of_local_moves
 from numpyro_sgmcmc.checks.data_values import check_data, check_finite, known_values
-from numpyro_sgmcmc.checks.single_rows import check_single_rows, exchanged_energies
+from numpyro_sgmcmc.checks.single_rows import check_single_rows, energies_of_halves
 from numpyro_sgmcmc.data.arrays import fingerprint
 from numpyro_sgmcmc.engine.chain import Chain
 from numpyro_sgmcmc.engine.state import SGMCMCState, Stream, derive_key
@@ -58,18 +58,18 @@ def new_state(
     if search:
         logger.info(f"a start is found; compiling the search and the steps.{slow_threads()}")
     if not mapped:
-        z, key, energies, gradient, exchanged = first
+        z, key, energies, gradient, halves = first
         check_finite(on_potential, potential, z, key, values)
         check_energies(energies, gradient)
-        check_single_rows(exchanged)
+        check_single_rows(halves)
         kernel.check_start(on_potential, z, state)
         warn_of_local_moves(on_potential, potential, kernel.sampled_model, z, key)
     elif mark and init_params is None and GIBBS_SITES_KWARG not in potential.kwargs:
         # in a map over chains the start has no values; another start, made here, has
         with jax.ensure_compile_time_eval():
-            energies, gradient, exchanged = on_potential(partial(_another_start, kernel.chain))(random.key(0))
+            energies, gradient, halves = on_potential(partial(_another_start, kernel.chain))(random.key(0))
             check_energies(energies, gradient)
-            check_single_rows(exchanged)
+            check_single_rows(halves)
     return state
 
 
@@ -82,7 +82,7 @@ def fingerprint_of_data(model_args: tuple, model_kwargs: Mapping[str, Any] | Non
 def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, mapped: bool) -> tuple:
     """
     For the checks of a start: a position and a key of the first chain, the energies, the gradient, and the energies of
-    exchanged rows.
+    halves of minibatches.
     """
     z, key = state.z, state.rng_key
     if jnp.ndim(state.i):
@@ -92,10 +92,10 @@ def _first_chain(potential: ModelPotential, state: SGMCMCState, energies: Any, m
 
 
 def _looked_at(potential: ModelPotential, z: Sites, key: jax.Array) -> tuple[Sites, dict]:
-    """The gradient, and the energies of exchanged rows."""
+    """The gradient, and the energies of halves of minibatches."""
     in_memory = not (potential.sources or potential.sharded)
     gradient = jax.grad(potential.estimate)(z, potential.some_rows(), key) if in_memory else {}
-    return gradient, exchanged_energies(potential, z, key)
+    return gradient, energies_of_halves(potential, z, key)
 
 
 def _another_start(chain: Chain, potential: ModelPotential, rng_key: jax.Array) -> tuple[dict, Sites, dict]:

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import Distribution, biject_to, constraints
@@ -46,6 +47,8 @@ class minibatch(Messenger):
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
             size = msg["args"][0]
+            if isinstance(size, (float, np.floating)):
+                raise ValueError(f"plate {msg['name']!r} has the size {size}, which must be an integer: len(x).")
             if msg["name"] in self.declared and self.declared[msg["name"]][0] != size:
                 self.unequal[msg["name"]] = self.declared[msg["name"]][0], size
             self.declared[msg["name"]] = msg["args"]

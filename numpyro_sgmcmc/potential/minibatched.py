@@ -176,9 +176,9 @@ def _outline_of_all_rows(outline_of: Outline, model: Any, args: tuple, kwargs: M
                 error.add_note(IN_THE_PLATE.format(handler))
             raise
         raise NeedsValues(
-            "the model passes a traced value, such as the rows of a plate, to NumPy or pandas. Index with x[rows], "
-            "where x is an argument or a jax array: arrays that the model closes over must be jax arrays "
-            "(jnp.asarray); convert columns of a DataFrame with .to_numpy() before the run."
+            "the model passes a traced value, such as the rows of a plate, to NumPy or pandas. Use functions of "
+            "jax.numpy. Index with x[rows], where x is an argument or a jax array: arrays that the model closes over "
+            "must be jax arrays (jnp.asarray); convert columns of a DataFrame with .to_numpy() before the run."
         ) from error
 
 

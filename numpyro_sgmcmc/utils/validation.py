@@ -16,7 +16,7 @@ from numpyro_sgmcmc.types import Plate
 def checked_model(model: Any) -> Any:
     """Raises a TypeError if it is not callable."""
     if not callable(model):
-        raise TypeError(f"model={model!r} must be a NumPyro model (a callable).")
+        raise TypeError(f"model= must be a NumPyro model (a callable), not {type(model).__name__}.")
     return model
 
 

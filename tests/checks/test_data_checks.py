@@ -163,6 +163,18 @@ def mean_of_the_minibatch(y):
         numpyro.sample("y", dist.Normal(mu + y[rows].mean(), 1), obs=y[rows])
 
 
+def mean_log_likelihood(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows:
+        numpyro.factor("y", dist.Normal(mu, 1).log_prob(y[rows]) / len(rows))
+
+
+def scaled_by_the_minibatch(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(y)) as rows, numpyro.handlers.scale(scale=1 / len(rows)):
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+
 def cox(y):
     b = numpyro.sample("b", dist.Normal(1, 0.1))
     with numpyro.plate("rows", len(y)) as rows:
@@ -183,7 +195,16 @@ def pairs(y):
         numpyro.sample("y", dist.Normal(mu * y[i][:, None], 1), obs=y[i][:, None] + y[j])
 
 
-@pytest.mark.parametrize("model, site", [(lag_of_the_minibatch, "y"), (mean_of_the_minibatch, "y"), (cox, "cox")])
+@pytest.mark.parametrize(
+    "model, site",
+    [
+        (lag_of_the_minibatch, "y"),
+        (mean_of_the_minibatch, "y"),
+        (cox, "cox"),
+        (mean_log_likelihood, "y"),
+        (scaled_by_the_minibatch, "y"),
+    ],
+)
 def test_rows_that_depend_on_each_other(model, site):
     with pytest.raises(ValueError, match=f"site '{site}' for a row of plate 'rows' depends on the other rows"):
         SGLD(model, step_size=1e-3, batch_size=21).init(random.key(0), 0, None, (Y,), {})
@@ -349,6 +370,25 @@ def test_data_that_were_not_passed():
         UserWarning, match="no observed site, and its argument 'y' is None: the draws are those of the prior"
     ):
         SGHMC(model).init(random.key(0), 10, None, (), {})
+
+
+def test_data_that_are_not_observed():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(mu, 1).expand([len(y)]))
+
+    with pytest.warns(UserWarning, match="no observed site, although it has arrays .* obs=y"):
+        SGHMC(model).init(random.key(0), 10, None, (Y[:5],), {})
+
+
+def test_a_plate_with_a_size_that_is_not_an_integer():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(y) / 2) as rows:
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y[rows])
+
+    with pytest.raises(ValueError, match="plate 'rows' has the size 150.0, which must be an integer"):
+        started(model, Y)
 
 
 def test_data_in_the_place_of_the_key():

@@ -230,9 +230,10 @@ def test_trap_13_a_scale_of_the_user_that_is_the_plates_own():
         with numpyro.plate("N", len(x)) as rows, handlers.scale(scale=by or len(x) / len(rows)):
             numpyro.sample("x", dist.Normal(mu, 1), obs=x[rows])
 
-    for by in (None, models.N / models.B):
-        with pytest.warns(UserWarning, match="scales site 'x' by 4, which is N / n .* each row counts 4 times"):
-            kernel(scaled).init(random.key(0), 0, None, (*ARGS, by), {})
+    with pytest.warns(UserWarning, match="scales site 'x' by 4, which is N / n .* each row counts 4 times"):
+        kernel(scaled).init(random.key(0), 0, None, (*ARGS, models.N / models.B), {})
+        with pytest.raises(ValueError, match="In place of len\\(rows\\) write the number of rows of the data"):
+            kernel(scaled).init(random.key(0), 0, None, (*ARGS, None), {})
     for by, options in ((3.0, {}), (None, {"batch_size": None})):
         kernel(scaled, **options).init(random.key(0), 0, None, (*ARGS, by), {})  # without a warning
 
