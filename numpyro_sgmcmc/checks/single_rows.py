@@ -48,11 +48,11 @@ def energies_of_halves(potential: ModelPotential, z: Sites, rng_key: jax.Array) 
 def check_single_rows(energies: Mapping[str, list]) -> None:
     """Raises a ValueError for a site that breaks the equation, as with a sum over the rows of the minibatch."""
     for plate, (by_site, halves) in energies.items():
-        for site, (whole, sizes) in by_site.items():
-            if not np.isfinite(np.asarray(sizes)).all():
+        for site in by_site:
+            whole, sizes, of_halves = map(np.asarray, (*by_site[site], halves[site][0]))
+            if not np.isfinite(sizes).all():
                 continue
-            differences = np.asarray(whole) - np.asarray(halves[site][0]).reshape(-1, 2).mean(1)
-            if np.abs(differences).max() > NOT_A_SUM * np.max(sizes):
+            if np.abs(whole - of_halves.reshape(-1, 2).mean(1)).max() > NOT_A_SUM * sizes.max():
                 raise ValueError(
                     f"the log density of site {site!r} for a row of plate {plate!r} depends on the other rows of its "
                     "minibatch, as with a mean, a sum, a lag or an order computed from x[rows], or on their number, "

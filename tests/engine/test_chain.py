@@ -118,7 +118,7 @@ def test_a_randomised_model_sees_another_key_at_each_step_of_a_transition():
     assert abs(float(first.potential_estimate - step(first).potential_estimate)) > 1e-3
 
 
-def with_a_random_param(y):
+def with_a_random_param():
     start = numpyro.param("start", lambda key: random.normal(key, ()))
     numpyro.sample("mu", dist.Normal(start, 1))
 
@@ -126,7 +126,7 @@ def with_a_random_param(y):
 def test_a_frozen_param_is_the_same_for_all_chains():
     kernel = SGLD(with_a_random_param, step_size=0.1)
     with pytest.warns(UserWarning, match="frozen"):
-        state = kernel.init(random.split(random.key(4), 3), 0, {"mu": jnp.zeros(3)}, (Y,), {})
+        state = kernel.init(random.split(random.key(4), 3), 0, {"mu": jnp.zeros(3)}, (), {})
     assert len(set(state.potential_estimate.tolist())) == 1
 
 
