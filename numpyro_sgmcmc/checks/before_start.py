@@ -193,19 +193,18 @@ def warn_of_costs(potential: ModelPotential) -> None:
 def _warn_of_data(potential: ModelPotential) -> None:
     """Warns of data that were not passed to the model, and of many rows that it does not offer to minibatches."""
     structure = potential.structure
-    if not any(site.observed for site in structure.sites.values()):
-        names = without_value(potential.model, potential.args, potential.kwargs)
-        arrays = any(getattr(leaf, "shape", ()) for leaf in jax.tree.leaves((potential.args, potential.kwargs)))
-        if names:
-            warn(
-                f"the model has no observed site, and its argument {' and '.join(map(repr, names))} is None: the draws "
-                "are those of the prior. Pass the data to mcmc.run."
-            )
-        elif arrays:
-            warn(
-                "the model has no observed site, although it has arrays as arguments: the draws are those of the "
-                "prior. Observe the data: numpyro.sample(..., obs=y[rows])."
-            )
+    names = without_value(potential.model, potential.args, potential.kwargs)
+    observes = any(site.observed for site in structure.sites.values())
+    if names and not observes:
+        warn(
+            f"the model has no observed site, and its argument {' and '.join(map(repr, names))} is None: the draws are "
+            "those of the prior. Pass the data to mcmc.run."
+        )
+    elif not observes and any(getattr(x, "shape", ()) for x in jax.tree.leaves((potential.args, potential.kwargs))):
+        warn(
+            "the model has no observed site, although it has arrays as arguments: the draws are those of the prior. "
+            "Observe the data: numpyro.sample(..., obs=y[rows])."
+        )
     elif structure.why_all_rows:
         warn(
             "every step uses all rows, because no minibatch of them can be taken: "

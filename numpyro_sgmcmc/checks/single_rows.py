@@ -37,8 +37,8 @@ def energies_of_halves(potential: ModelPotential, z: Sites, rng_key: jax.Array) 
         return {site: (jnp.sum(energy), jnp.sum(jnp.abs(energy))) for site, plates, energy in terms if name in plates}
 
     def of_plate(name, plate):
-        rows = lambda key: independent_rows(key, potential.plates)[name]  # noqa: E731
-        batches = jax.vmap(rows)(random.split(rng_key, MINIBATCHES))[:, : plate.batch_size // 2 * 2]
+        batch = lambda key: independent_rows(key, potential.plates)[name]  # noqa: E731
+        batches = jax.vmap(batch)(random.split(rng_key, MINIBATCHES))[:, : plate.batch_size // 2 * 2]
         halves = batches.reshape(MINIBATCHES, -1, 2).swapaxes(1, 2).reshape(2 * MINIBATCHES, -1)
         return [jax.lax.map(partial(energies, name), rows) for rows in (batches, halves)]
 

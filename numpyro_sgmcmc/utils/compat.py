@@ -1,7 +1,7 @@
 """
-All undocumented parts of JAX that this package uses, each with the reason, and warnings; those of NumPyro are in
+All undocumented parts of JAX that this package uses, each with the reason; those of NumPyro are in
 :mod:`~numpyro_sgmcmc.model.numpyro_internals`. If a version renames or removes one of them,
-``tests/model/test_compat.py`` fails first and names it.
+``tests/model/test_compat.py`` fails first and names it. ``warn`` is what Python before 3.12 lacks.
 """
 
 import os

@@ -9,7 +9,7 @@ import pytest
 from numpyro_sgmcmc.report.monitor import Monitor
 from numpyro_sgmcmc.report.remedies import Remedies
 from numpyro_sgmcmc.report.report_hook import LENGTH, report
-from numpyro_sgmcmc.report.run_checks import CHECKS
+from numpyro_sgmcmc.report.run_checks import CHECKS, SEVERAL_MODES
 from numpyro_sgmcmc.report.run_scores import ScoreAverages
 
 CHAINS, DRAWS = 2, 400
@@ -138,7 +138,7 @@ def test_chains_on_their_way_need_more_warm_up():
 
 def test_remedies_are_about_what_was_set():
     for use in (Remedies(True, False, True), Remedies(True, True, True), Remedies(True)):
-        texts = [use.accurate, use.less_noise, use.stable, use.hot(4.4), use.hot(0.4)]
+        texts = [use.accurate, use.less_noise, use.stable, SEVERAL_MODES, use.hot(4.4), use.hot(0.4)]
         assert not any("step_size" in text or "friction" in text for text in texts)
         assert any("batch_size" in text for text in texts) == use.noisy
     assert Remedies(True, True, True).accurate == "a larger batch_size" != Remedies(True).accurate

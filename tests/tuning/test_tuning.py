@@ -858,3 +858,4 @@ def test_without_minibatches_there_is_no_control_variate():
     """24 rows are too few for minibatches of our own, and the first of them is all of them."""
     mcmc = tuned(SGHMC(models.gaussian), models.ROWS, num_warmup=40, num_samples=10, num_chains=2)
     assert settings(mcmc)["gradient"] == Minibatch() and mcmc.last_state.gradient_state == ()
+    assert np.isfinite(mcmc.get_samples()["mu"]).all()
